@@ -145,7 +145,11 @@ class ClientConnection(asyncio.Protocol):
     def _take_turn(self) -> None:
         self._is_due = False
         if self._ahead and self._may_read:
-            self._read()
+            try:
+                self._read()
+            except BaseException:
+                self.transport.abort()  # as asyncio does where data_received raises
+                raise
         self.go_on()
 
     def _read(self) -> None:

@@ -322,7 +322,7 @@ class FrontSocket(ClientConnection):
             now = self.shared.loop.time()
             self._pace.wait(now)
             self._pace.took(len(data), now)
-            if self._must_wait:
+            if self._must_wait or self._ahead:
                 self._pace.stop(now)
         self._count()
         if self._counted and not self._is_closing and self.shared.lacks_room():

@@ -106,7 +106,9 @@ def _read_store(source: StoreLocation) -> dict[str, bytes]:
     found = source.read()
     if found.lost:
         losses = "; ".join(f"{key}: {why}" for key, why in sorted(found.lost.items()))
-        raise CorruptValueError(f"{source} lacks what is lost there, so it is not read: {losses}")
+        raise CorruptValueError(
+            f"{source} lacks what is lost there, so it is not read: {losses}. See greenroom status"
+        )
     return found.load()
 
 

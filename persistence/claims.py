@@ -189,7 +189,7 @@ def _read_claim(root: Path, disk: Disk) -> tuple[Claim, list[str]]:
             return Claim(int(epoch), store_id, token=token), damage
         except FileNotFoundError:
             continue
-        except FrameError as error:
+        except ValueError as error:  # a FrameError too
             damage.append(f"{path} is damaged ({error})")
     if not damage:
         return Claim(), damage

@@ -340,17 +340,17 @@ class FileStore:
             fds.extend(self._disk.create(path) for path in temporaries)
             places = self._write_all(log)
             log.sync_files()
+            self._is_read = self._is_sound = False  # until one of both is the newest for sure
+            for temporary, path in zip(temporaries, paths, strict=True):
+                self._disk.rename(temporary, path)
+            self._disk.fsync_dir(self._root)
+            self._writer.check()
         except BaseException:
             log.close()
             for path in temporaries:
                 with suppress(OSError):  # it takes room on a full disk
                     self._disk.unlink(path)
             raise
-        self._is_read = self._is_sound = False  # until one of both is the newest for sure
-        for temporary, path in zip(temporaries, paths, strict=True):
-            self._disk.rename(temporary, path)
-        self._disk.fsync_dir(self._root)
-        self._writer.check()
         self._log.close()
         self._log, self._contents.values = log, places
         self._is_read = self._is_sound = True

@@ -207,7 +207,7 @@ def is_made(root: Path, disk: Disk) -> bool:
                 return True
             raise OtherFormatError(
                 f"{path} has store format {version}; this version reads {FORMAT_VERSION}. Run the "
-                "version that wrote it, there or for a backup to restore here; nothing was changed"
+                "version that wrote it, or use another state dir; nothing was changed"
             )
         texts.append(text)
     if texts:

@@ -630,7 +630,7 @@ if TYPE_CHECKING:
 def _restore(
     deployment_name: str, app_name: str | None, options: dict[str, Any]
 ) -> DeploymentHandle:
-    return DeploymentHandle(deployment_name, app_name, options=HandleOptions(**options))
+    return DeploymentHandle(deployment_name, app_name, options=HandleOptions.read(options))
 
 
 def _end_span(span: tracing.Span, pending: PendingQuery) -> None:

@@ -258,8 +258,7 @@ def _make_app() -> Starlette:
         "GET /v1/models": _list,
         "GET /v1/models/{name:path}": _get,
         "POST /v1/{operation:path}": _ask,
-        "GET /{path:path}": _ask_any,
-        "POST /{path:path}": _ask_any,
+        "GET,POST /{path:path}": _ask_any,
     }
     return make_app(answers, error_response)
 

@@ -124,6 +124,8 @@ class ProxyLink:
         A query that only one replica can answer needs no proxy any more.
         """
         had_queries = self.is_ready
+        if self._outbox is not None:
+            self._outbox.drop()  # what has not left goes to the next proxy, from the table
         self.process = self.address = self._outbox = None
         for entry in list(self._queries.values()) if had_queries else ():
             if entry.share is not None:

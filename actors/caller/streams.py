@@ -75,6 +75,11 @@ class Window:
         """Return whether more may be sent now."""
         return self._ahead < self._size and not self._is_closed
 
+    @property
+    def is_closed(self) -> bool:
+        """Return whether the other end will take nothing more."""
+        return self._is_closed
+
     def sent(self, size: int) -> None:
         """Count what was sent."""
         self._ahead += size
@@ -156,8 +161,9 @@ class Sender:
     def finish(self) -> None:
         """Put all that has begun to leave, before what ends the answer."""
         self.flush()
-        for part in self._rest or ():
-            self._put(part)
+        if not self._window.is_closed:
+            for part in self._rest or ():
+                self._put(part)
 
     async def _send_rest(self) -> None:
         for part in self._rest or ():

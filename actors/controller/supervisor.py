@@ -116,7 +116,7 @@ class Supervisor:
         replica.address = address
         replica.unwatch = self._loop.watch_process(
             process,
-            lambda: self._exited(replica, process),
+            lambda: self._exited(replica, process, address),
             address,
             on_unreachable=nothing,  # whether its host is lost is judged by other signs
         )
@@ -144,14 +144,14 @@ class Supervisor:
         elif tag in self._replicas:
             self._replicas[tag].asked_by[str(sender)] = sender, message
 
-    def _exited(self, replica: _Replica, process: m.Process | None) -> None:
+    def _exited(self, replica: _Replica, process: m.Process | None, address: m.Address) -> None:
         """Ask how a replica ended that was to go on, or may have run out of memory in draining."""
         backend = self._cluster.backend_of(replica.tag)
         core = None if backend is None else backend.replicas[replica.tag]
         if self._stopping or core is None or not (core.state in LIVE or core.worn):
             self._gone(replica)
         else:
-            self._loop.start(self._died(replica, process, replica.address))
+            self._loop.start(self._died(replica, process, address))
 
     async def _died(self, replica: _Replica, process: m.Process | None, at: m.Address) -> None:
         cause = await self._members.cause_of_end(replica.tag, at, replica.host)

@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeV
 
 import cloudpickle
 
+from greenroom.actors.caller.streams import NobodyListensError
 from greenroom.actors.messages.protobuf import portable
 from greenroom.actors.messages.queries import (
     BINARY,
@@ -305,6 +306,8 @@ class UserCode:
         except BaseException as error:
             # Closed: this is collected, with the GeneratorExit of one that would not be cancelled.
             if self.loop.is_closed() or reply.is_cancelled:
+                if isinstance(error, NobodyListensError):
+                    return None  # it went on though it was cancelled, and learns so by this
                 raise
             if reply.span is not None:
                 reply.span.failed(error)

@@ -46,9 +46,9 @@ OPEN_RETRY_S = 0.02
 FIND_RETRY_S = 0.3
 STOP_TIMEOUT_S = 5.0
 REPEAT_S = 2.0  # a lost request or answer is asked again; requests are idempotent
-# By what class and name any release's admin has them: see docs/formats.md.
 CHECK_EVERY_S = 0.5  # whether there is a later controller: one that is cut off does not say so
 _OF_STORE = frozenset({StateNotSavedError.__name__, StateNotReadableError.__name__})
+# By what class and name any release's admin has them: see docs/formats.md.
 CONTROLLER = ("greenroom.actors.controller.actor.Controller", "greenroom.controller")
 PROXY = ("greenroom.actors.proxy.actor.Proxy", "greenroom.proxy")
 

@@ -294,7 +294,7 @@ async def no_longer_than(limit_s: float) -> AsyncIterator[None]:
 
 
 class OtherHosts:
-    """``welcome(stream, source)`` gets what arrives for messages; OSError makes a refusal of it."""
+    """``welcome(stream, source)`` gets connections for messages that have proven themselves."""
 
     def __init__(
         self,

@@ -80,13 +80,13 @@ def own_connection(name: bytes) -> socket.socket:
     sock = local_socket()
     try:
         sock.connect(name)
+        holder = credentials_of(sock)
     except BlockingIOError:
         sock.close()
         raise
     except OSError as error:
         sock.close()
         raise ConnectionRefusedError(errno.ECONNREFUSED, error.strerror) from None
-    holder = credentials_of(sock)
     if holder.is_ours:
         return sock
     sock.close()

@@ -305,7 +305,7 @@ class State:
         Only :meth:`apply` calls this.
         """
         kind, name = key
-        if wanted is None and key in self.lost:
+        if wanted is None and key in self.lost and key not in self.changes.puts:
             self.changes.delete(kind, name)
             if kind in {BACKEND, ENDPOINT}:
                 self.long_poll.publish(f"{kind}/{name}", None)

@@ -472,7 +472,9 @@ class Rollouts:
         """Tell how far an endpoint's rollout is; it fails by going back."""
         record = self.records.get(endpoint)
         if record is None:
-            return Progress(error=f"endpoint {endpoint!r} was deleted")
+            is_there = endpoint in self._state.endpoints or (ENDPOINT, endpoint) in self._state.lost
+            what = "has no rollout any more: its record is lost" if is_there else "was deleted"
+            return Progress(error=f"endpoint {endpoint!r} {what}")
         if record.state == UNDER_WAY:
             return Progress()
         if not self._state.long_poll.held_by_all(ENDPOINT_PREFIX + endpoint):

@@ -218,6 +218,7 @@ def packed(what: str, config: BackendConfig) -> BackendConfig:
         place = f"the autoscaling policy of {what}"
         given = scaling.policy.policy_function
         packed_code = _packed_code(place, "policy_function", given, "function")
+        _check_arguments(place, given, scaling.policy.policy_kwargs)
         policy = scaling.policy.model_copy(update=packed_code)
         changes["autoscaling_config"] = scaling.model_copy(update={"policy": policy})
     if router is not None and not router.code:
@@ -249,6 +250,16 @@ def _packed_code(what: str, setting: str, given: Any, kind: str) -> dict[str, An
     code = pack_code(what, given, (), {}, None)
     name = f"{given.__module__}.{getattr(given, '__qualname__', given.__name__)}"
     return {setting: name, "code": code.pickled, "code_hash": code.hash}
+
+
+def _check_arguments(place: str, given: Any, kwargs: Mapping[str, Any]) -> None:
+    function = _imported(place, given) if isinstance(given, str) else given
+    try:
+        inspect.signature(function).bind(None, **kwargs)
+    except TypeError as error:
+        raise InvalidRequestError(f"{place}: policy_kwargs: {error}") from None
+    except ValueError:  # one written in C has no signature
+        pass
 
 
 def _imported(what: str, path: str) -> Any:

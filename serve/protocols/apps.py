@@ -92,7 +92,7 @@ def _log(error: BaseException) -> None:
 def make_app(
     answers: Mapping[str, Answerer], failed: Callable[[Exception], Response], unknown: str = ""
 ) -> Starlette:
-    """Make an app of what answers each "METHOD /path".
+    """Make an app of what answers each "METHOD,METHOD /path".
 
     ``failed`` answers for what raises. For other paths it gets an HTTPException, with the text
     ``unknown``, where there is one, in place of "Not Found".
@@ -115,7 +115,7 @@ def make_app(
     routes = []
     for place, answer in answers.items():
         method, _, path = place.partition(" ")
-        routes.append(Route(path, guarded(answer), methods=[method]))
+        routes.append(Route(path, guarded(answer), methods=method.split(",")))
     return Starlette(routes=routes, exception_handlers={HTTPException: refuse})
 
 

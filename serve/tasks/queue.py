@@ -276,7 +276,7 @@ class TaskQueue:
 
     def _call(self, task: str, args: Any, kwargs: dict[str, Any]) -> bytes:
         if task not in self._tasks:
-            raise unknown_name("task", task[:100], self._tasks)
+            raise unknown_name("task", str(task)[:100], self._tasks)
         try:
             call = json.dumps([list(args), kwargs], allow_nan=False).encode()
             args, kwargs = json.loads(call)

@@ -56,6 +56,12 @@ class Model:
         raise FragileError(1, 2)
 
 
+def test_a_handle_that_another_release_has_stored_with_more_options_is_read():
+    restore, (name, app, options) = DeploymentHandle("M", "a").options(stream=True).__reduce__()
+    read = restore(name, app, {**options, "of_the_next_release": 1})
+    assert read == DeploymentHandle("M", "a").options(stream=True)
+
+
 @pytest.fixture
 def queries(controller):
     controller.instances["a#Model"] = Model()

@@ -320,3 +320,6 @@ async def test_a_sender_whose_receiver_has_gone_fails():
     joined.sender.close()
     with pytest.raises(NobodyListensError):
         await making
+    sent = len(joined.on_the_way)
+    joined.sender.finish()
+    assert len(joined.on_the_way) == sent, "what is left would go past the window"

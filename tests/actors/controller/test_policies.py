@@ -24,6 +24,7 @@ from greenroom.actors.runtime.records import RunRecords
 from greenroom.actors.runtime.settings import read_settings
 from greenroom.core.autoscaling.settings import AutoscalingConfig
 from greenroom.core.effects import AskPolicy
+from greenroom.core.errors import InvalidRequestError
 from greenroom.serve.code.packing import packed_changes
 from greenroom.serve.config import AutoscalingContext
 from tests.support.lone_loop import LoneTransport
@@ -137,8 +138,14 @@ def test_the_thresholds_of_queue_length_can_be_set(asker):
     kwargs = {"scale_up_threshold": 3, "scale_up_num_replicas": 4}
     asker.set_policy({"policy_function": "queue_length", "policy_kwargs": kwargs})
     assert asker.ask() == {"replicas": 7}
-    asker.set_policy({"policy_function": "queue_length", "policy_kwargs": {"up": 1}})
-    assert "unexpected keyword argument 'up'" in asker.ask()["error"]
+    with pytest.raises(InvalidRequestError, match=r"policy_kwargs: got .* 'up'"):
+        asker.set_policy({"policy_function": "queue_length", "policy_kwargs": {"up": 1}})
+
+
+def test_queue_length_needs_no_code_as_where_the_admin_api_names_it(asker):
+    autoscaled_by = AutoscalingConfig(policy="queue_length")
+    asker.cluster.state.backends["b"] = SimpleNamespace(autoscaled_by=autoscaled_by)
+    assert asker.ask() == {"replicas": 3}
 
 
 def test_numbers_of_numpy_are_numbers(asker):

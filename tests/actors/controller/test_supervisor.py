@@ -187,7 +187,8 @@ def test_a_replica_of_another_host_that_dies_before_its_first_report_has_failed(
         located.append(tag)
         return f"process {len(located)}"
 
-    async def cause_of_end(*_: Any) -> str:
+    async def cause_of_end(_tag: str, at: Any, _host: str) -> str:
+        assert at == "process 1", "else nobody there knows which process"
         return "exit code 3"
 
     supervisor, cluster = supervisor_of(loop, locate=locate, cause_of_end=cause_of_end)

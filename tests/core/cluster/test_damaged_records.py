@@ -141,6 +141,15 @@ def test_what_no_deploy_brings_again_is_lost_until_then(world: World, is_all: bo
     checkpoints.save(changes.puts, changes.deletes)  # which these names are nothing special to
 
 
+def test_what_is_saved_again_in_the_same_turn_is_not_forgotten(world: World) -> None:
+    cluster = without(world, ("token", "ci"))
+    made(cluster, ask.do(ops.CreateToken, name="ci", digest="0" * 64, holder_role="admin"))
+    made(cluster, ask.do(ops.ForgetLost))
+    changes = cluster.take_changes()
+    assert ("token", "ci") in changes.puts
+    assert ("token", "ci") not in changes.deletes
+
+
 @pytest.mark.parametrize("kind", ["endpoint", "backend"])
 def test_a_deploy_brings_back_what_is_lost(world: World, kind: str) -> None:
     cluster = without(world, (kind, "other#C"))
