@@ -27,7 +27,6 @@ from greenroom.actors.replica.data_plane import Run
 from greenroom.core.routing.load import busy
 from greenroom.core.routing.tickets import Ticket
 from greenroom.serve.handle import DeploymentHandle
-from tests.core.routing.queries import Recorder
 from tests.support.systems import wait_until
 from tests.support.timing import until
 
@@ -132,11 +131,11 @@ def all_of(kind: str) -> list[Any]:
 @pytest.mark.slow
 @pytest.mark.timeout(400)  # it takes 15 s of computing
 def test_nothing_is_left_of_thirty_thousand_cancelled_calls(one, of_others):
-    router, recorder = one.proxy.dispatcher.router, Recorder()
-    router.observers.add(recorder)
+    router = one.proxy.dispatcher.router
 
     async def converge() -> None:
-        while busy(router.state) or one.queries.running or one.queries.undelivered or recorder.open:
+        by_caller = router.state.tickets.by_caller
+        while any((busy(router.state), one.queries.running, one.queries.undelivered, *by_caller)):
             await asyncio.sleep(0.01)
         await asyncio.sleep(0.1)  # for what is put off, such as the news of deliveries
 
