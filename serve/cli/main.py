@@ -57,7 +57,7 @@ SECTIONS: dict[str, dict[str, _Place]] = {
         replay="run recorded queries at a backend",
     ),
     "Machines": _in(
-        "hosts",
+        "machines",
         up="make the machines of a file one cluster, over SSH",
         down="stop them",
     ),
