@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import pickle
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 from greenroom.actors.plugins.child import LOAD_TIMEOUT_S, Answer, Child
 from greenroom.actors.plugins.program import POLICY
 from greenroom.actors.runtime.loop import Loop, resolve
 from greenroom.actors.runtime.records import RunRecords
 from greenroom.actors.runtime.settings import HostSettings
-from greenroom.core.autoscaling.settings import NAMED, AutoscalingConfig, AutoscalingPolicy
+from greenroom.core.autoscaling.settings import AutoscalingConfig, AutoscalingPolicy
 from greenroom.core.cluster.cluster import Cluster
 from greenroom.core.effects import AskPolicy
 
@@ -84,7 +84,7 @@ class Policies:
         if runner is None or runner.policy != policy:
             self._end(tag)
             for_all = partial(Child, self._loop, self._settings, self._records, role=POLICY)
-            code = policy.code or _named(policy.policy_function)
+            code = policy.code if policy.named is None else pickle.dumps((policy.named,))
             make_child = partial(for_all, name=tag, code=code)
             runner = self._runners[tag] = _Runner(self._loop, policy, make_child)
         self._loop.start(self._ask(effect, runner))
@@ -117,11 +117,3 @@ class Policies:
     def _end(self, tag: str) -> None:
         if (runner := self._runners.pop(tag, None)) is not None:
             runner.end()
-
-
-def _named(function: Any) -> bytes:
-    """Return the code of a policy of ours, pickled by its name; nothing for any other."""
-    if function not in NAMED.values():
-        return b""
-    module, _, name = function.partition(":")
-    return f"(c{module}\n{name}\nt.".encode()

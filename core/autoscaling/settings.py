@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -12,7 +13,6 @@ from greenroom.core.validation import Settings, UserCode, explain_missing, jsona
 
 MAX_REPLICAS = 10_000
 ONGOING_REQUESTS = "ongoing_requests"
-NAMED = {"queue_length": "greenroom.serve.config:queue_length"}  # else by import path
 
 
 class AutoscalingPolicy(UserCode):
@@ -32,10 +32,9 @@ class AutoscalingPolicy(UserCode):
     @field_validator("policy_function", mode="before")
     @classmethod
     def _names_a_function(cls, value: Any) -> Any:
-        if isinstance(value, str):
-            value = NAMED.get(value, value)
-        if value != ONGOING_REQUESTS and not names_code(value):
-            names = ", ".join(map(repr, (ONGOING_REQUESTS, *NAMED)))
+        built_in = (ONGOING_REQUESTS, *NAMED)
+        if value not in built_in and not names_code(value):
+            names = ", ".join(map(repr, built_in))
             raise ValueError(
                 f"must be {names}, a function, or the import path of one, such as "
                 "'my_module:my_policy'"
@@ -45,14 +44,26 @@ class AutoscalingPolicy(UserCode):
     @field_validator("policy_kwargs")
     @classmethod
     def _fit_the_function(cls, value: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
-        if value and info.data.get("policy_function") == ONGOING_REQUESTS:
+        function = info.data.get("policy_function")
+        if value and function == ONGOING_REQUESTS:
             raise ValueError(f"{ONGOING_REQUESTS!r} takes none; its settings are those around it")
+        if isinstance(function, str) and function in NAMED:
+            try:
+                check_arguments(NAMED[function], value)
+            except TypeError as error:
+                raise ValueError(str(error)) from None
         return dict(jsonable(value))
 
     @property
     def is_custom(self) -> bool:
         """Whether it is a function, in a process of its own."""
         return self.policy_function != ONGOING_REQUESTS
+
+    @property
+    def named(self) -> Callable[..., Any] | None:
+        """The function of ours that it names; None where its code has to come with it."""
+        function = self.policy_function
+        return NAMED.get(function) if isinstance(function, str) else None
 
     def __str__(self) -> str:
         function = self.policy_function
@@ -177,3 +188,36 @@ class AutoscalingContext:
     }
     if not TYPE_CHECKING:
         __getattr__ = explain_missing
+
+
+def queue_length(
+    context: AutoscalingContext,
+    *,
+    scale_up_threshold: float = 5,
+    scale_down_threshold: float = 1,
+    scale_up_num_replicas: int = 2,
+    scale_down_num_replicas: int = 1,
+) -> int:
+    """Return how many replicas the queries that wait ask for, as Ray Serve did before 1.0.
+
+    More where routers queue more than ``scale_up_threshold`` queries each, on average, and fewer
+    where they queue fewer than ``scale_down_threshold``.
+    """
+    length = sum(context.queued_by_router) / max(len(context.queued_by_router), 1)
+    if length > scale_up_threshold:
+        return context.target_num_replicas + scale_up_num_replicas
+    if length < scale_down_threshold:
+        return max(context.target_num_replicas - scale_down_num_replicas, 0)
+    return context.target_num_replicas
+
+
+NAMED: dict[str, Callable[..., Any]] = {"queue_length": queue_length}  # else by import path
+
+
+def check_arguments(policy: Callable[..., Any], kwargs: Mapping[str, Any]) -> None:
+    """Raise TypeError where a policy does not take these; what is written in C may take any."""
+    try:
+        signature = inspect.signature(policy)
+    except ValueError:
+        return
+    signature.bind(None, **kwargs)

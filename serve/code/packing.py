@@ -24,6 +24,7 @@ import cloudpickle
 from greenroom.actors.replica.modules import Module, is_users, loaded
 from greenroom.actors.replica.pickling import PROTOCOL, ByValuePickler, dumps
 from greenroom.actors.replica.servable import ASGI_APP
+from greenroom.core.autoscaling.settings import AutoscalingConfig, check_arguments
 from greenroom.core.config import BackendConfig
 from greenroom.core.errors import InvalidRequestError
 from greenroom.serve.code.fingerprint import app_part, deployed_reference, fingerprint
@@ -214,17 +215,12 @@ def packed(what: str, config: BackendConfig) -> BackendConfig:
     """Return a config whose code of the user's travels by value; ``what`` owns it, in errors."""
     changes: dict[str, Any] = {}
     scaling, router = config.autoscaling_config, config.request_router_config
-    if scaling is not None and scaling.policy.is_custom and not scaling.policy.code:
-        place = f"the autoscaling policy of {what}"
-        given = scaling.policy.policy_function
-        packed_code = _packed_code(place, "policy_function", given, "function")
-        _check_arguments(place, given, scaling.policy.policy_kwargs)
-        policy = scaling.policy.model_copy(update=packed_code)
-        changes["autoscaling_config"] = scaling.model_copy(update={"policy": policy})
+    if scaling is not None and scaling.policy.is_custom and scaling.policy.named is None:
+        changes["autoscaling_config"] = _with_policy(f"the autoscaling policy of {what}", scaling)
     if router is not None and not router.code:
         place = f"the request router of {what}"
-        given = router.request_router_class
-        packed_code = _packed_code(place, "request_router_class", given, "class")
+        given = _found(place, "request_router_class", router.request_router_class, "class")
+        packed_code = _packed_code(place, "request_router_class", given)
         changes["request_router_config"] = router.model_copy(update=packed_code)
     return config.model_copy(update=changes) if changes else config
 
@@ -238,8 +234,21 @@ def packed_changes(what: str, config: BackendConfig | Mapping[str, Any]) -> dict
     return {name: value for name, value in made.model_dump().items() if name in names}
 
 
-def _packed_code(what: str, setting: str, given: Any, kind: str) -> dict[str, Any]:
-    """Return the fields of a UserCode for a function or class, or for its import path."""
+def _with_policy(place: str, scaling: AutoscalingConfig) -> AutoscalingConfig:
+    policy = scaling.policy
+    if policy.code:  # packed before
+        return scaling
+    given = _found(place, "policy_function", policy.policy_function, "function")
+    try:
+        check_arguments(given, policy.policy_kwargs)
+    except TypeError as error:
+        raise InvalidRequestError(f"{place}: policy_kwargs: {error}") from None
+    policy = policy.model_copy(update=_packed_code(place, "policy_function", given))
+    return scaling.model_copy(update={"policy": policy})
+
+
+def _found(what: str, setting: str, given: Any, kind: str) -> Any:
+    """Return a function or class of the user's, which may be given by its import path."""
     place = f"{what}: {setting}={_short(given)}"
     if isinstance(given, str):
         given = _imported(place, given)
@@ -247,19 +256,14 @@ def _packed_code(what: str, setting: str, given: Any, kind: str) -> dict[str, An
         raise InvalidRequestError(f"{place} is no {kind}")
     if kind == "class" and not (inspect.isclass(given) and hasattr(given, "choose_replicas")):
         raise InvalidRequestError(f"{place} is no serve.request_router.RequestRouter")
-    code = pack_code(what, given, (), {}, None)
-    name = f"{given.__module__}.{getattr(given, '__qualname__', given.__name__)}"
+    return given
+
+
+def _packed_code(what: str, setting: str, found: Any) -> dict[str, Any]:
+    """Return the fields of a UserCode for it."""
+    code = pack_code(what, found, (), {}, None)
+    name = f"{found.__module__}.{getattr(found, '__qualname__', found.__name__)}"
     return {setting: name, "code": code.pickled, "code_hash": code.hash}
-
-
-def _check_arguments(place: str, given: Any, kwargs: Mapping[str, Any]) -> None:
-    function = _imported(place, given) if isinstance(given, str) else given
-    try:
-        inspect.signature(function).bind(None, **kwargs)
-    except TypeError as error:
-        raise InvalidRequestError(f"{place}: policy_kwargs: {error}") from None
-    except ValueError:  # one written in C has no signature
-        pass
 
 
 def _imported(what: str, path: str) -> Any:

@@ -138,8 +138,11 @@ def test_the_thresholds_of_queue_length_can_be_set(asker):
     kwargs = {"scale_up_threshold": 3, "scale_up_num_replicas": 4}
     asker.set_policy({"policy_function": "queue_length", "policy_kwargs": kwargs})
     assert asker.ask() == {"replicas": 7}
-    with pytest.raises(InvalidRequestError, match=r"policy_kwargs: got .* 'up'"):
+    with pytest.raises(InvalidRequestError, match=r"policy_kwargs={'up': 1}: got .* 'up'"):
         asker.set_policy({"policy_function": "queue_length", "policy_kwargs": {"up": 1}})
+    policy = {"policy_function": lambda context: 1, "policy_kwargs": {"up": 1}}
+    with pytest.raises(InvalidRequestError, match=r"policy_kwargs: got .* 'up'"):
+        asker.set_policy(policy)
 
 
 def test_queue_length_needs_no_code_as_where_the_admin_api_names_it(asker):
