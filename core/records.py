@@ -387,6 +387,7 @@ class Changes:
 
     puts: dict[Key, Any] = field(default_factory=dict)
     deletes: set[Key] = field(default_factory=set)
+    records: dict[str, Mapping[str, Any]] = field(default_factory=dict)  # all there are, by kind
 
     def __bool__(self) -> bool:
         return bool(self.puts or self.deletes)
@@ -418,6 +419,7 @@ class Records(UserDict[str, T]):
         super().__init__()
         self.data = dict(saved)  # not one by one, which would save them again
         self._kind, self._changes = kind, changes
+        changes.records[kind] = self.data
 
     def __setitem__(self, name: str, record: T) -> None:
         super().__setitem__(name, record)

@@ -255,6 +255,8 @@ class ActiveController:
         if changes:
             self._store.save(changes)
             log_changes(changes)
+            if self.cluster.found_lost(self._store.checkpoints.lost):
+                self._changed()
         self._requests.saved()
         for effect in effects:
             if isinstance(effect, fx.AskPolicy):

@@ -241,7 +241,8 @@ def _check_version(state: State, wanted: int | None) -> None:
     version = state.history.last_id
     if wanted in {None, version}:
         return
-    last = f"; the last change was: {state.history.get(None).what}" if version else ""
+    newest = [each.what for each in state.history if each.id == version]  # none, or it is lost
+    last = f"; the last change was: {newest[0]}" if newest else ""
     raise ConflictError(
         f"if_version is {wanted}, but the version is {version}{last}; look at what changed, then "
         "deploy on top of that"

@@ -189,6 +189,24 @@ class Cluster:
         """Return what to save before anything else is done."""
         return self.state.take_changes()
 
+    def found_lost(self, lost: Iterable[Key]) -> bool:
+        """Take which keys the store has lost by now; return whether any is to be saved again.
+
+        Those are the records that are known here. The others are lost from now on.
+        """
+        state = self.state
+        for kind, name in set(lost) - state.lost:
+            record = state.changes.records.get(kind, {}).get(name)
+            if kind == BACKEND and name in state.backends:
+                record = state.backends[name].saved
+            elif kind == HOST and name in self.hosts.all:
+                record = self.hosts.all[name].record
+            if record is None:
+                state.lost.add((kind, name))
+            else:
+                state.changes.put(kind, name, record)
+        return bool(state.changes)
+
     def _reconcile_backend(self, tag: str) -> list[Effect]:
         backend, now = self.state.backends.get(tag), self.now
         if backend is None:

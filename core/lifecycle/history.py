@@ -10,7 +10,7 @@ is refused if a later change touched the same definitions, or if their code is n
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from greenroom.core.errors import UnknownNameError
@@ -32,12 +32,16 @@ class Author(NamedTuple):
 class History:
     """The entries that are kept, oldest first."""
 
-    def __init__(self, saved: Mapping[str, HistoryRecord], changes: Changes) -> None:
+    def __init__(
+        self, saved: Mapping[str, HistoryRecord], changes: Changes, lost: Iterable[Key] = ()
+    ) -> None:
         # The names have leading zeros: sorted by name, the entries are sorted by id.
         self._entries = Records(HISTORY, dict(sorted(saved.items())), changes)
         entries = list(self)
         self._by_request = {entry.request_id: entry for entry in entries if entry.request_id}
-        self._last_id = entries[-1].id if entries else 0
+        # Of an entry that is lost, too: a client may know its id, so no other change gets it.
+        names = [*self._entries, *(name for kind, name in lost if kind == HISTORY)]
+        self._last_id = max(map(int, names), default=0)
 
     def __iter__(self) -> Iterator[HistoryRecord]:
         return iter(self._entries.values())
@@ -53,15 +57,16 @@ class History:
 
     def get(self, entry_id: int | None) -> HistoryRecord:
         """Return an entry, by default the newest; UnknownNameError saying which there are."""
-        if not self._entries:
+        if not self._last_id:
             raise UnknownNameError("nothing has been changed yet, so nothing can be undone")
         if entry_id is None:
             entry_id = self._last_id
         entry = self._entries.get(_name(entry_id))
         if entry is None:
+            ids = [each.id for each in self]
+            kept = f"kept are {ids[0]} to {ids[-1]}" if ids else "none is kept"
             raise UnknownNameError(
-                f"no change has the id {entry_id} (any more); kept are {next(iter(self)).id} "
-                f"to {self._last_id}"
+                f"no change has the id {entry_id} (any more), or it is lost from the store; {kept}"
             )
         return entry
 

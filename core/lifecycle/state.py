@@ -125,6 +125,7 @@ class State:
         lost: Iterable[Key] = (),
     ) -> None:
         self.placement = placement
+        self.lost = set(lost)
         self.changes = Changes()
         self.agenda = agenda = Agenda()
         self.endpoints = Endpoints(records.get(ENDPOINT, {}), self.changes)
@@ -132,12 +133,11 @@ class State:
             APPLICATION, records.get(APPLICATION, {}), self.changes
         )
         self.goals = Goals(records.get("goal", {}), self.changes, agenda)
-        self.history = History(records.get(HISTORY, {}), self.changes)
+        self.history = History(records.get(HISTORY, {}), self.changes, self.lost)
         self.backends = {
             tag: Backend(record, now, placement)
             for tag, record in records.get("backend", {}).items()
         }
-        self.lost = set(lost)
         self.gone = Gone()
         self.code_use = releases.CodeUse(self.lost)
         is_recovering = any(not backend.recovered for backend in self.backends.values())

@@ -9,6 +9,7 @@ import pytest
 from greenroom.core import operations as ops
 from greenroom.core.cluster import status
 from greenroom.core.cluster.cluster import Cluster
+from greenroom.core.errors import ConflictError, UnknownNameError
 from greenroom.core.lifecycle.state import KINDS
 from greenroom.core.routing.router import Router
 from greenroom.core.routing.tables import BACKEND_PREFIX, ENDPOINT_PREFIX, order_of_taking
@@ -196,3 +197,30 @@ def test_lost_code_is_stored_again_by_a_deploy(world: World, tag: str, is_delete
     made(cluster, ask.create(tag, b"one"))
     assert cluster.take_changes().puts["code", digest] == b"one"
     assert not cluster.state.lost
+
+
+def test_a_change_does_not_get_the_id_of_a_lost_one(world: World) -> None:
+    last_id = world.cluster.state.history.last_id
+    cluster = without(world, ("history", f"{last_id:010d}"))
+    with pytest.raises(UnknownNameError, match=rf"{last_id} .* is lost .* to {last_id - 1}"):
+        made(cluster, ask.undo(None))
+    with pytest.raises(ConflictError, match=rf"the version is {last_id}; look"):
+        made(cluster, ask.do(ops.DeployApplications, applications=(), if_version=1))
+    made(cluster, ask.create("v3", b"three"))
+    assert cluster.state.history.get(None).id == last_id + 1
+
+
+def test_what_the_store_finds_lost_meanwhile_is_saved_again_or_can_be_forgotten(
+    world: World,
+) -> None:
+    cluster, others = without(world), {("unknown", "changes"), ("goal", "g"), ("code", "c")}
+    cluster.advance(world.now)
+    cluster.take_changes()
+    known = flat(world)
+    assert not cluster.found_lost(())
+    assert cluster.found_lost([*known, *others])
+    assert cluster.take_changes().puts == known
+    assert cluster.state.lost == others
+    assert not cluster.found_lost(others), "they are known"
+    forgotten = made(cluster, ask.do(ops.ForgetLost))
+    assert forgotten == [["goal", "g"], ["unknown", "changes"]]
