@@ -24,7 +24,15 @@ from pydantic import (
 
 from greenroom.core.autoscaling.settings import AUTO, MAX_REPLICAS, AutoscalingConfig
 from greenroom.core.devices import VARIABLES, amount_problem
-from greenroom.core.validation import HOOKS, Settings, UserCode, jsonable, names_code, validated
+from greenroom.core.validation import (
+    HOOKS,
+    IN_ANY_CASE,
+    Settings,
+    UserCode,
+    jsonable,
+    names_code,
+    validated,
+)
 
 # --- Logging of replicas, under the names of Ray Serve --------------------------------------------
 
@@ -48,17 +56,11 @@ class LoggingConfig(Settings):
     ``enable_access_log``: whether each query is logged when it has ended.
     """
 
-    encoding: Literal["TEXT", "JSON"] = "TEXT"
+    encoding: Annotated[Literal["TEXT", "JSON"], IN_ANY_CASE] = "TEXT"
     log_level: str | int = "INFO"
     logs_dir: str | None = None
     enable_access_log: bool = True
     additional_log_standard_attrs: tuple[str, ...] = ()
-
-    @field_validator("encoding", mode="before")
-    @classmethod
-    def _in_capitals(cls, value: Any) -> Any:
-        value = getattr(value, "value", value)  # of an enum
-        return value.upper() if isinstance(value, str) else value
 
     @field_validator("log_level")
     @classmethod

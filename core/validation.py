@@ -8,9 +8,18 @@ import json
 import re
 import reprlib
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any, ClassVar, Self, TypeGuard, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    model_validator,
+)
 
 from greenroom.core.errors import InvalidRequestError, UnknownNameError
 
@@ -97,6 +106,18 @@ def jsonable(value: Any) -> Any:
     except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"must be JSON-able: {error}") from error
     return value
+
+
+def _in_any_case(value: Any, choose: ValidatorFunctionWrapHandler) -> Any:
+    value = getattr(value, "value", value)
+    for spelled in (value.upper(), value.lower()) if isinstance(value, str) else ():
+        with suppress(ValidationError):
+            return choose(spelled)
+    return choose(value)
+
+
+IN_ANY_CASE = WrapValidator(_in_any_case)
+"""Lets one of several texts be given in any case, and as a member of an enum."""
 
 
 def names_code(value: Any) -> bool:

@@ -5,11 +5,18 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from greenroom.core.validation import Settings, UserCode, explain_missing, jsonable, names_code
+from greenroom.core.validation import (
+    IN_ANY_CASE,
+    Settings,
+    UserCode,
+    explain_missing,
+    jsonable,
+    names_code,
+)
 
 MAX_REPLICAS = 10_000
 ONGOING_REQUESTS = "ongoing_requests"
@@ -94,16 +101,10 @@ class AutoscalingConfig(Settings):
     downscale_delay_s: float = Field(default=600, ge=0)
     downscale_to_zero_delay_s: float | None = Field(default=None, ge=0)
     policy: AutoscalingPolicy = Field(default_factory=AutoscalingPolicy)
-    aggregation_function: Literal["mean", "max", "min"] = "mean"
+    aggregation_function: Annotated[Literal["mean", "max", "min"], IN_ANY_CASE] = "mean"
     metrics_interval_s: float = Field(
         default=10, gt=0, description="without effect: load is reported every second"
     )
-
-    @field_validator("aggregation_function", mode="before")
-    @classmethod
-    def _in_small_letters(cls, value: Any) -> Any:
-        value = getattr(value, "value", value)  # of an enum
-        return value.lower() if isinstance(value, str) else value
 
     @field_validator("max_replicas")
     @classmethod

@@ -1,9 +1,11 @@
 """Settings: their defaults, and what is refused with which words."""
 
+from enum import StrEnum
+
 import pytest
 
 from greenroom.core import errors
-from greenroom.core.config import ActorOptions, BackendConfig, HTTPOptions
+from greenroom.core.config import ActorOptions, BackendConfig, HTTPOptions, LoggingConfig
 from greenroom.core.validation import validated
 
 
@@ -105,3 +107,12 @@ def test_an_update_keeps_the_rest_and_does_not_touch_the_original() -> None:
     assert config == BackendConfig(num_replicas=3)
     with pytest.raises(errors.InvalidRequestError, match="num_replicas=0"):
         config.updated({"num_replicas": 0})
+
+
+@pytest.mark.parametrize("given", ["json", "Json", StrEnum("Encoding", ["JSON"]).JSON])
+def test_a_choice_may_be_given_in_another_case_or_as_a_member_of_an_enum(given: str) -> None:
+    assert LoggingConfig(encoding=given).encoding == "JSON"
+    with pytest.raises(
+        errors.InvalidRequestError, match="encoding='xml': must be 'TEXT'"
+    ):
+        validated(LoggingConfig, {"encoding": "xml"})
