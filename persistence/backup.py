@@ -30,15 +30,20 @@ _LENGTHS = struct.Struct(">IQ")
 _DIGEST = hashlib.sha256().digest_size
 
 
-def copy_store(source: StoreLocation, target: StoreLocation) -> int:
+def copy_store(
+    source: StoreLocation, target: StoreLocation, *, without_lost_jobs: bool = False
+) -> int:
     """Copy the controller's state and all jobs to an empty place; return the number of values.
 
-    Each store is copied as of one moment. Raises StoreError.
+    Each store is copied as of one moment. Raises StoreError, also where anything is lost; with
+    ``without_lost_jobs`` only for the controller's state, which has operations to mend that.
     """
     values = {NAMESPACE: _read_store(source)}
     for name in source.namespaces():
         if name != NAMESPACE:
-            values[name] = _read_store(source.in_namespace(name))
+            jobs = source.in_namespace(name)
+            advice = f"To copy the other jobs of {name}, give --without-lost-jobs"
+            values[name] = jobs.read().load() if without_lost_jobs else _read_store(jobs, advice)
     for name in values:
         _check_empty(target.in_namespace(name))
     for name, some in reversed(values.items()):  # the controller's last: it makes it a state
@@ -102,12 +107,12 @@ def _read(path: Path) -> dict[str, bytes]:
     return values
 
 
-def _read_store(source: StoreLocation) -> dict[str, bytes]:
+def _read_store(source: StoreLocation, advice: str = "See greenroom status") -> dict[str, bytes]:
     found = source.read()
     if found.lost:
         losses = "; ".join(f"{key}: {why}" for key, why in sorted(found.lost.items()))
         raise CorruptValueError(
-            f"{source} lacks what is lost there, so it is not read: {losses}. See greenroom status"
+            f"{source} lacks what is lost there, so it is not read: {losses}. {advice}"
         )
     return found.load()
 

@@ -143,14 +143,15 @@ def store() -> None:
 @store.command()
 @click.argument("source")
 @click.argument("target")
-def copy(source: str, target: str) -> None:
+@click.option("--without-lost-jobs", is_flag=True, help="Also where jobs are damaged: the others.")
+def copy(source: str, target: str, without_lost_jobs: bool) -> None:
     """Copy a cluster's state from SOURCE to TARGET, which must be empty.
 
     Each is a state dir, or postgresql://USER@HOST/DATABASE. Stop all hosts first: what changes
     later is not copied.
     """
     one, other = _named(source), _named(target)
-    count = _done(lambda: copy_store(one, other))
+    count = _done(lambda: copy_store(one, other, without_lost_jobs=without_lost_jobs))
     click.echo(f"copied {count} values from {one} to {other}")
 
 

@@ -112,7 +112,5 @@ def test_an_update_keeps_the_rest_and_does_not_touch_the_original() -> None:
 @pytest.mark.parametrize("given", ["json", "Json", StrEnum("Encoding", ["JSON"]).JSON])
 def test_a_choice_may_be_given_in_another_case_or_as_a_member_of_an_enum(given: str) -> None:
     assert LoggingConfig(encoding=given).encoding == "JSON"
-    with pytest.raises(
-        errors.InvalidRequestError, match="encoding='xml': must be 'TEXT'"
-    ):
+    with pytest.raises(errors.InvalidRequestError, match="encoding='xml': must be 'TEXT'"):
         validated(LoggingConfig, {"encoding": "xml"})

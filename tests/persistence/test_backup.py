@@ -137,6 +137,27 @@ def test_what_is_lost_keeps_the_rest_from_being_copied(
     with pytest.raises(CorruptValueError, match=r"backend/a: .*are damaged"):
         write_backup(files, tmp_path / "backup")
     assert not (tmp_path / "backup").exists()
+    with pytest.raises(CorruptValueError, match="See greenroom status"):
+        copy_store(files, location_at(tmp_path / "target"), without_lost_jobs=True)
+
+
+def test_jobs_that_are_lost_are_left_out_of_a_copy_only_where_that_is_asked_for(
+    files: StoreLocation, tmp_path: Path
+) -> None:
+    _save(files)
+    with closing(files.in_namespace("jobs mail").open()) as store:
+        store.apply({"job/1": b"one job", "job/2": b"another"})
+        store.apply({"job/3": b"its name is lost"})
+        store.apply({"job/4": b"the last"})
+    for old, new in (b"one job", b"boj eno"), (b"job/3", b"job/5"):
+        for path in (tmp_path / "store").glob("jobs*/log-*"):
+            path.write_bytes(path.read_bytes().replace(old, new))
+    target = location_at(tmp_path / "target")
+    with pytest.raises(CorruptValueError, match=r"job/1: .*unknown/changes: .*--without-lost-jobs"):
+        copy_store(files, target)
+    assert copy_store(files, target, without_lost_jobs=True) == 3 + 2
+    assert content(target.in_namespace("jobs mail")) == {"job/2": b"another", "job/4": b"the last"}
+    assert not target.in_namespace("jobs mail").read().lost
 
 
 @pytest.mark.parametrize("kind", ["files", "rows"])

@@ -99,9 +99,7 @@ def test_entries_survive_and_the_oldest_go(world: World) -> None:
     assert len(kept) == len(world.records["history"]) == 200
     assert kept[-1].id == 206
     assert [entry.id for entry in kept] == sorted(entry.id for entry in kept)
-    with pytest.raises(
-        UnknownNameError, match=r"no change has the id 1 .*; kept are 7"
-    ):
+    with pytest.raises(UnknownNameError, match=r"no change has the id 1 .*; kept are 7"):
         undo(world, 1)
 
 
