@@ -160,9 +160,12 @@ class ReplicaHandler(_StreamHandler):
         with contextlib.suppress(OSError, ValueError):  # a full disk, a closed stderr
             super().handleError(record)
 
-    def close(self) -> None:
-        """Close the file."""
-        super().close()
+    def close_file(self) -> None:
+        """Close it, and the file; ``close`` does not, as user code closes all handlers there are.
+
+        ``logging.config.dictConfig`` does that.
+        """
+        self.close()
         with contextlib.suppress(OSError):
             self.stream.close()
 
@@ -192,7 +195,7 @@ def configure(values: Mapping[str, Any] | None, tag: str) -> None:
     if values is not None:
         logging.root.addHandler(handler)
     for each in old:
-        each.close()
+        each.close_file()
     _logs_queries = config.enable_access_log
 
 

@@ -148,8 +148,11 @@ class RenamedLogs:
     def reopen(self) -> None:
         """Check, and open again; what cannot be opened now may be at the next check."""
         handlers = [*OUR_LOGGER.handlers, logging.lastResort]  # the latter is a replica's own
-        streams = [getattr(handler, "stream", None) for handler in handlers]
-        for fd in {1, 2} | {stream.fileno() for stream in streams if stream is not None}:
+        fds = {1, 2}
+        for handler in handlers:
+            with contextlib.suppress(AttributeError, OSError, ValueError):  # one of user code's
+                fds.add(handler.stream.fileno())  # type: ignore[union-attr]  # it may be None
+        for fd in fds:
             with contextlib.suppress(OSError):
                 self._follow(fd)
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import io
 import logging
+import logging.config
 import multiprocessing
 import os
 import signal
@@ -15,8 +17,29 @@ import time
 import pytest
 
 from greenroom import serve
+from greenroom.core.silence import TICK_S
 from greenroom.serve.exceptions import ReplicaUnavailableError
 from tests.support.systems import alive, wait_until
+
+
+def fork(how):
+    """Fork, and have the child come back; return how that ends, 999 for never."""
+    pid = os.fork()
+    if not pid:
+        if how == "raise":
+            raise ValueError("in the child")
+        if how == "exit":
+            sys.exit(3)
+        return 0
+    until = time.monotonic() + 5
+    while time.monotonic() < until:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.01)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    return 999
 
 
 class Rude:
@@ -62,6 +85,24 @@ class Rude:
             thread.start()
         for thread in threads:
             thread.join()
+
+    def fork_on_a_thread(self, how: str) -> int:
+        return fork(how)
+
+    async def fork_on_the_loop(self, how: str) -> int:
+        return fork(how)
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def configure_logging(self) -> None:
+        logging.config.dictConfig({"version": 1, "disable_existing_loggers": False})
+
+    def replace_the_last_resort(self) -> None:
+        logging.lastResort = logging.StreamHandler(io.StringIO())
+
+    def fail(self) -> None:
+        raise ValueError("said after all that")
 
     def add_a_handler(self) -> int:
         before = len(logging.getLogger().handlers)
@@ -126,3 +167,22 @@ def test_user_code_sets_up_logging_as_anywhere_and_all_is_in_the_replicas_own_lo
     call(rude, "log", 250)
     assert call(rude, "add_a_handler") == 1
     wait_until(lambda: log_of(running, name).count("line ") == 8 * 250, 5, "every line in the log")
+
+
+@pytest.mark.parametrize("method", ["configure_logging", "replace_the_last_resort"])
+def test_a_replica_outlives_what_user_code_does_to_all_handlers(rude, running, name, method):
+    pid = call(rude, "pid")
+    assert call(rude, method) is None
+    with pytest.raises(ValueError, match="said after all that"):
+        call(rude, "fail")
+    time.sleep(2.5 * TICK_S)  # its beats are when it looks at its logs
+    assert call(rude, "pid") == pid
+    assert "said after all that" in log_of(running, name)
+
+
+@pytest.mark.parametrize("method", ["fork_on_a_thread", "fork_on_the_loop"])
+@pytest.mark.parametrize(("how", "code"), [("exit", 3), ("raise", 1), ("return", 0)])
+def test_a_child_that_user_code_forks_and_leaves_alone_never_serves(rude, method, how, code):
+    pid = call(rude, "pid")
+    assert call(rude, method, how) == code
+    assert {call(rude, "pid") for _ in range(20)} == {pid}
