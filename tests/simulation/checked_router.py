@@ -5,12 +5,12 @@ Only the router's public face is used: what goes in, what comes out.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from greenroom.core.routing.load import busy
 from greenroom.core.routing.tables import BackendTable, EndpointTable, ReplicaTable
-from greenroom.core.routing.tickets import Assign, Grant
+from greenroom.core.routing.tickets import QUEUED, Assign, Grant
 
 if TYPE_CHECKING:
     from greenroom.core.routing.leases import Leases
@@ -63,15 +63,16 @@ class CheckedRouter:
             self._take(name, args)
             # What a replica under a lease had no room for was admitted before, and waits first.
             is_new = name == "submit" and not args[0].is_refused
-            queued = self._queued() if is_new else None
+            limits = self._limits() if is_new else {}
+            queued = self._queued() if limits else Counter()
             self._who.may_raise()
             if name == "submit" and args[0].query.request_id in self._checks.queries.poisoned:
                 self._who.raise_here()
             effects = method(*args, **kwargs)
             self._who.may_raise()
             self._check(effects or [])
-            if queued is not None:
-                self._check_queues(queued)
+            if limits:
+                self._check_queues(limits, queued)
             return effects
 
         return call
@@ -136,7 +137,7 @@ class CheckedRouter:
         shares = [tag for tag, weight in endpoint.traffic.items() if weight > 0.0]
         message = f"{self._who} leases {lease} by {endpoint}, {table}"
         expect(lease.backend in shares and not endpoint.shadows, message)
-        expect(table.max_queued_requests < 0 and not self._queued().get(lease.backend), message)
+        expect(table.max_queued_requests < 0 and not self._queued()[lease.backend], message)
         self._check_slots(lease.backend, lease.slots)
         self._checks.counts["lease granted"] += 1
         self._checks.counts["lease of a split granted"] += len(shares) > 1
@@ -150,16 +151,22 @@ class CheckedRouter:
             message = f"{self._who} has given away {load} slots of {tag}, above {limit}"
             self._checks.expect(load <= limit, message)
 
-    def _queued(self) -> dict[str, int]:
-        return {tag: queued for tag, (queued, _) in busy(self._router.state).items()}
+    def _queued(self) -> Counter[str]:
+        """Return how many queries are queued at each backend, mirrored ones included."""
+        tickets = self._router.state.tickets.unanswered()
+        return Counter(ticket.backend for ticket in tickets if ticket.state is QUEUED)
 
-    def _check_queues(self, before: dict[str, int]) -> None:
+    def _limits(self) -> dict[str, int]:
+        """Return how many queries may be queued at each backend that has a limit."""
         shadows = {tag for endpoint in self.endpoints.values() for tag in endpoint.shadows}
+        limits = {tag: table.max_queued_requests for tag, table in self.backends.items()}
+        return {tag: limit for tag, limit in limits.items() if limit >= 0 and tag not in shadows}
+
+    def _check_queues(self, limits: dict[str, int], before: Counter[str]) -> None:
         for tag, queued in self._queued().items():
-            if queued > before.get(tag, 0) and tag not in shadows:
-                limit = self.backends[tag].max_queued_requests
-                message = f"{tag} has {queued} queued, above {limit}"
-                self._checks.expect(limit < 0 or queued <= limit, message)
+            limit = limits.get(tag, queued)
+            message = f"{tag} has {queued} queued, above {limit}"
+            self._checks.expect(queued <= max(limit, before[tag]), message)
 
 
 class _CheckedLeases:
