@@ -271,7 +271,9 @@ MAX_TAG_BYTES = 150  # of a backend or an endpoint of its own, which stands alon
 
 def wrong_with(name: object, most_bytes: int = MAX_NAME_BYTES) -> str | None:
     """Say what a name should have been, or None where it is well."""
-    if not isinstance(name, str) or not name or "#" in name:
+    if not isinstance(name, str) or not name:
+        return "expected a name of one character or more"
+    if "#" in name:
         return "expected a name without '#'"
     if not name.isprintable():
         return "expected printable characters"

@@ -197,6 +197,8 @@ def _watch_status(settings: HostSettings, name: str | None, *, as_json: bool) ->
             try:
                 _show_status(settings, name, as_json=as_json)
             except (GreenroomError, TimeoutError, OSError) as error:
+                if isinstance(error, BrokenPipeError):
+                    raise  # what reads this has ended
                 click.echo(f"Error: {error}", err=True)
             time.sleep(WATCH_S)
 
@@ -288,8 +290,9 @@ def logs(name: str | None, follow: bool, lines: int, settings: HostSettings) -> 
     if not found.names() and not follow:
         known = ", ".join(Logs(settings.logs_dir).names()) or "none"
         raise GreenroomError(
-            f"no log matches {name!r} in {settings.logs_dir}; there are: {known}; the logs of a "
-            "system that does not run are found by --state-dir, if it was started with that"
+            ("no log is" if name is None else f"no log matches {name!r}")
+            + f" in {settings.logs_dir}; there are: {known}; the logs of a system that does not "
+            "run are found by --state-dir, if it was started with that"
         )
     for line in found.tail(lines):
         print_line(line)

@@ -28,7 +28,7 @@ from greenroom.serve.admin.session import wait_for_goal
 from greenroom.serve.build import Built
 from greenroom.serve.cli import commands
 from greenroom.serve.cli.display import Progress
-from greenroom.serve.cli.flags import ANYWHERE, FOLDER, PATH, command, fields_of, reading
+from greenroom.serve.cli.flags import ABOVE_0, ANYWHERE, FOLDER, NEW, command, fields_of, reading
 from greenroom.serve.cli.logs import Logs
 from greenroom.serve.cli.starting import Starting, interrupt_on_terminate
 from greenroom.serve.code import importing
@@ -175,7 +175,7 @@ def application(function: Callable[..., None]) -> Callable[..., None]:
 @command(*ANYWHERE)
 @application
 @fields_of(DeployFlags)
-@click.option("--timeout", type=click.FloatRange(0, min_open=True), help="Seconds to wait [none].")
+@click.option("--timeout", type=ABOVE_0, help="Seconds to wait [none].")
 def deploy(
     source: Source,
     fields: dict[str, Any],
@@ -419,7 +419,7 @@ class Watcher:
 @click.command()
 @click.argument("arguments", metavar="MODULE[:ATTRIBUTE] [KEY=VALUE]...", nargs=-1, required=True)
 @click.option(
-    "--output", "-o", type=PATH, metavar="FILE", help="Where to write it [standard output]."
+    "--output", "-o", type=NEW, metavar="FILE", help="Where to write it [standard output]."
 )
 @click.option(
     "--app-dir", type=FOLDER, default=".", metavar="DIR", help="Where to import from [.]."
@@ -430,8 +430,6 @@ def build(arguments: tuple[str, ...], output: Path | None, app_dir: Path) -> Non
         targets = declarative.read_targets(arguments)
         if output is not None and output.exists():
             raise InvalidRequestError(f"-o {output}: it exists; remove it, or name another file")
-        if output is not None and not output.parent.is_dir():
-            raise InvalidRequestError(f"-o {output}: there is no folder {output.parent}; make it")
     with _showing_tracebacks():
         text = config_file.written(declarative.described(targets, app_dir))
     if output is None:

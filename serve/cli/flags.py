@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import sys
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
@@ -23,11 +24,31 @@ from greenroom.actors.runtime.settings import (
 )
 from greenroom.core.errors import InvalidRequestError, UnknownNameError
 
+
+class Number(click.FloatRange):
+    """A finite number within bounds."""
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> float:
+        """Return it; UsageError for what is none."""
+        number: float = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is not a finite number", param, ctx)
+        return number
+
+
+class _New(click.Path):
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        path: Any = super().convert(value, param, ctx)
+        if not path.parent.is_dir():
+            self.fail(f"{str(path)!r}: there is no folder {path.parent}; make it", param, ctx)
+        return path
+
+
 HERE = ("state_dir", "admin_port")  # either of them says which system of this host is meant
 ANYWHERE = (*HERE, "address", "key_file")
-PATH = click.Path(path_type=Path)
 FOLDER = click.Path(path_type=Path, file_okay=False, exists=True)
-NEW = click.Path(path_type=Path, dir_okay=False)
+NEW = _New(path_type=Path, dir_okay=False)
+ABOVE_0 = Number(0, min_open=True)
 EXISTING = click.Path(path_type=Path, dir_okay=False, exists=True)
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, with every field.")
 
@@ -128,7 +149,7 @@ def _field(name: str, field: FieldInfo) -> Callable[[Any], Any]:
     return click.option(
         f"--{name.replace('_', '-')}",
         type=_KINDS.get(field.annotation, str),
-        is_flag=field.annotation is bool,
+        is_flag=field.annotation is bool or None,  # False lets an option lack its value
         multiple=field.annotation in (tuple[str, ...], dict[str, float]),
         help=described(field),
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from greenroom.core.operations import EXIT_CHANGES
-from greenroom.serve.cli.flags import EXISTING, confirm, reading
+from greenroom.serve.cli.flags import ABOVE_0, EXISTING, confirm, reading
 from greenroom.serve.cli.starting import interrupt_on_terminate
 from greenroom.serve.up.hosts_file import HostsFile
 from greenroom.serve.up.run import HEALTHY_TIMEOUT_S, Run
@@ -22,7 +22,7 @@ _file = click.argument("file", type=EXISTING)
 @click.option("--plan", is_flag=True, help="Only print what would be done.")
 @click.option(
     "--timeout",
-    type=click.FloatRange(0, min_open=True),
+    type=ABOVE_0,
     default=HEALTHY_TIMEOUT_S,
     help=f"Seconds in which a host must be healthy [{HEALTHY_TIMEOUT_S:g}].",
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -20,12 +19,29 @@ from greenroom.serve.admin.client import Client
 from greenroom.serve.admin.session import wait_for_goal
 from greenroom.serve.cli.commands import connected, print_json, print_lines
 from greenroom.serve.cli.display import Progress
-from greenroom.serve.cli.flags import ANYWHERE, EXISTING, as_json, command, fields_of, reading
+from greenroom.serve.cli.flags import (
+    ABOVE_0,
+    ANYWHERE,
+    EXISTING,
+    NEW,
+    Number,
+    as_json,
+    command,
+    fields_of,
+    reading,
+)
 from greenroom.serve.cli.starting import interrupt_on_terminate
 from greenroom.serve.measuring import recording, replaying
 
 MB = 1_000_000
 NO_BASELINE = "none"
+MIN_MB = 0.001
+_max_different = click.option(
+    "--max-different",
+    type=Number(0, 1, max_open=True),
+    default=0.0,
+    help="Share of its answers that may differ [0].",
+)
 _SHOWN_EXAMPLES = 3  # of each cause of a difference
 
 
@@ -33,7 +49,7 @@ _SHOWN_EXAMPLES = 3  # of each cause of a difference
 @click.argument("endpoint")
 @fields_of(ops.StartRollout, "endpoint")
 @click.option("--replay", type=EXISTING, metavar="FILE", help="First replay a recording.")
-@click.option("--max-different", default=0.0, help="Share of its answers that may differ [0].")
+@_max_different
 @click.option("--wait", is_flag=True, help="Wait for its end; exit code 1 if it goes back.")
 @click.option("--abort", is_flag=True, help="Go back now.")
 @click.option("--promote", is_flag=True, help="Give the new backend all traffic now.")
@@ -138,10 +154,15 @@ def _example(example: Mapping[str, Any]) -> str:
 
 @command(*ANYWHERE)
 @click.argument("endpoint")
-@click.argument("file", required=False, type=click.Path(path_type=Path, dir_okay=False))
-@click.option("--sample", default=1.0, help="Share of the queries that is recorded [1].")
-@click.option("--max-mb", default=200.0, help="Size at which it ends [200].")
-@click.option("--seconds", type=float, help="Time after which it ends [none].")
+@click.argument("file", required=False, type=NEW)
+@click.option(
+    "--sample",
+    type=Number(0, 1, min_open=True),
+    default=1.0,
+    help="Share of the queries that is recorded [1].",
+)
+@click.option("--max-mb", type=Number(MIN_MB), default=200.0, help="Size at which it ends [200].")
+@click.option("--seconds", type=ABOVE_0, help="Time after which it ends [none].")
 @click.option(
     "--redact", multiple=True, metavar="HEADER", help="A header whose value is not recorded."
 )
@@ -201,8 +222,8 @@ def record(
     help="Whose latencies are compared with; none for none [the recorded endpoint's].",
 )
 @fields_of(ops.CompareFlags)
-@click.option("--speed", default=1.0, help="How many times as fast as recorded [1].")
-@click.option("--max-different", default=0.0, help="Share of answers that may differ [0].")
+@click.option("--speed", type=ABOVE_0, default=1.0, help="How many times as fast as recorded [1].")
+@_max_different
 @as_json
 def replay(
     file: Path,
@@ -234,7 +255,7 @@ def replay(
         )
     problem = found.problem(max_different)
     if as_json:
-        click.echo(json.dumps({**found.plain(), "problem": problem}, indent=2))
+        print_json({**found.plain(), "problem": problem})
     else:
         print_lines(_described(found, to, baseline))
         if problem:

@@ -157,12 +157,8 @@ def record(
     ``on_begin`` is called when queries begin to be recorded. KeyboardInterrupt ends it, too, and is
     not raised. The history has nothing of a recorder, for nobody is to undo it. The file is new and
     this user's alone.
-    InvalidRequestError for bad values, UnknownNameError for an endpoint that is not there.
+    InvalidRequestError where the file exists, UnknownNameError for an endpoint that does not.
     """
-    if not 0 < sample <= 1:
-        raise InvalidRequestError(f"sample={sample:g}: must be above 0 and at most 1")
-    if max_bytes < 1024 or (seconds is not None and seconds <= 0):
-        raise InvalidRequestError("max_mb and seconds: must be above 0")
     client.get_handle(endpoint)  # which says what endpoints there are
     try:
         fd = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)

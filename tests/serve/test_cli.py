@@ -1,3 +1,4 @@
+import errno
 import importlib.metadata
 import json
 import logging
@@ -164,12 +165,28 @@ def test_what_belongs_to_another_user_is_an_error_that_says_so(invoke, monkeypat
         ("start --join leader:1900", "--bind"),
         ("run demo size", "'size': expected key=value"),
         ("run demo --route-prefix x", "route_prefix='x': must start with '/'"),
+        ("run demo --name ''", "name='': expected a name of one character or more"),
         ("run demo --name a#b", "name='a#b': expected a name without '#'"),
         ("run config.yaml", "config.yaml: cannot be read: No such file"),
         ("run demo --reload --non-blocking", "--reload watches until Ctrl-C"),
         ("ask evict_hots", "no operation is named 'evict_hots'; there are: abort_rollout, "),
         ("ask evict_host", "evict_host: host: must be given"),
         ("ask evict_host '{'", "evict_host: Invalid JSON"),
+        ("deploy demo --canary", "'--canary' requires an argument"),
+        ("deploy demo --if-version", "'--if-version' requires an argument"),
+        ("deploy demo --canary 0.1 --hold-s -1", "hold_s=-1"),
+        ("deploy demo --timeout nan", "'--timeout': 'nan' is not a finite number"),
+        ("rollout shop --to v2 --hold-s -1", "hold_s=-1"),
+        ("rollout shop --to v2 --max-different 1", "'--max-different': 1.0 is not in the range"),
+        ("record shop --sample 1.5", "'--sample': 1.5 is not in the range 0<x<=1"),
+        ("record shop --sample nan", "'--sample': 'nan' is not a finite number"),
+        ("record shop --max-mb nan", "'--max-mb': 'nan' is not a finite number"),
+        ("record shop --max-mb 0", "'--max-mb': 0.0 is not in the range x>=0.001"),
+        ("record shop --seconds -1", "'--seconds': -1.0 is not in the range x>0"),
+        ("record shop no/shop.jsonl", "'no/shop.jsonl': there is no folder no; make it"),
+        ("replay demo.py --to v2 --speed 0", "'--speed': 0.0 is not in the range x>0"),
+        ("backup no/state", "'no/state': there is no folder no; make it"),
+        ("keygen no/cluster.key", "'no/cluster.key': there is no folder no; make it"),
         ("undo soon", "'soon' is not a valid integer"),
         ("history -n 0", "0 is not in the range"),
         ("token create --role root", "'viewer', 'deployer', 'admin'"),
@@ -458,6 +475,15 @@ def test_status_can_be_watched_until_ctrl_c(invoke, running, monkeypatch):
     assert invoke("status", "--watch").output.count("no applications") == 3
 
 
+def test_watching_ends_when_nothing_reads_it_any_more(invoke, running, monkeypatch):
+    def refuse(*_, **__):
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+    monkeypatch.setattr(commands, "print_json", refuse)
+    monkeypatch.setattr(commands, "time", types.SimpleNamespace(sleep=pytest.fail))
+    invoke("status", "--json", "--watch", code=1)
+
+
 def test_names_of_applications_complete_by_tab(invoke, running, system):
     invoke("deploy", "demo", "--name", "shop")
     invoke("deploy", "demo", "--name", "sales", "--route-prefix", "/sales")
@@ -498,6 +524,7 @@ def test_status_says_in_one_line_that_nothing_runs_or_answers(invoke, system):
 
 
 def test_logs_are_shown_by_name(invoke, logs):
+    assert f"Error: no log is in {logs}; there are: none" in invoke("logs", code=1).stderr
     (logs / "replica-default#Model.log").write_text("1\n2\n3\n")
     (logs / "controller.log").write_text("ready\n")
     assert invoke("logs", "model", "-n", "2").stdout == "default#Model | 2\ndefault#Model | 3\n"

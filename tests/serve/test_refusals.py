@@ -200,7 +200,7 @@ def test_a_class_cannot_inherit_from_a_deployment():
         ({"num_replicas": 2, "autoscaling_config": {}}, "num_replicas=2: cannot be given with"),
         ({"autoscaling_config": 3}, "autoscaling_config=3: "),
         ({"name": "a#b"}, "name='a#b': expected a name without '#'"),
-        ({"name": ""}, "name='': expected a name without '#'"),
+        ({"name": ""}, "name='': expected a name of one character or more"),
         ({"name": "a\n"}, "expected printable characters"),
         ({"name": "a" * 76}, "expected at most 75 bytes in UTF-8; it has 76"),
         ({"version": 3}, "version=3: must be a valid string"),

@@ -29,7 +29,11 @@ APP_BACKEND = "app#d"
 
 NOT_EQUAL = "exists with other code or settings; use update_backend_config, or delete it first"
 REFUSED: list[tuple[ask.Request, type[Exception], str]] = [
-    (ask.create(""), InvalidRequestError, "backend '': tag='': expected a name without '#'"),
+    (
+        ask.create(""),
+        InvalidRequestError,
+        "backend '': tag='': expected a name of one character or more",
+    ),
     (ask.create("a#b"), InvalidRequestError, "tag='a#b': expected a name without '#'"),
     (ask.create("b" * 151), InvalidRequestError, "at most 150 bytes in UTF-8; it has 151"),
     (ask.create("b\udc80"), InvalidRequestError, "tag='b\\udc80': expected printable characters"),
@@ -67,7 +71,11 @@ REFUSED: list[tuple[ask.Request, type[Exception], str]] = [
         InvalidRequestError,
         "invalid BackendConfig: health_check_period_s=-1: must be greater than 0",
     ),
-    (ask.endpoint("", "b"), InvalidRequestError, "name='': expected a name without '#'"),
+    (
+        ask.endpoint("", "b"),
+        InvalidRequestError,
+        "name='': expected a name of one character or more",
+    ),
     (
         ask.endpoint("new", "nope"),
         UnknownNameError,

@@ -139,7 +139,6 @@ def test_a_rollout_with_a_replay_begins_only_where_answers_agree(system, recorde
     ("flags", "message"),
     [
         (("--to", "v9"), "no backend is named 'v9'"),
-        (("--to", "v2", "--speed", "0"), "speed=0"),
         (("--to", "v2", "--compare", "no"), "compare='no': must be 'status' or 'json'"),
         (("--to", "v2", "--ignore", "id"), "JSON pointer"),
     ],
@@ -155,11 +154,6 @@ def test_a_recording_ends_at_its_limits_and_is_not_written_over(system, recorded
     with serve.Client.connect() as client:
         with pytest.raises(ValueError, match="exists"):
             recording.record(client, "answer", recorded, sample=1, max_bytes=10_000)
-        for values in ({"sample": 0.0}, {"sample": 1.5}, {"max_bytes": 1}, {"seconds": -1.0}):
-            with pytest.raises(ValueError, match="must be"):
-                recording.record(
-                    client, "answer", file, **{"sample": 1.0, "max_bytes": 10_000, **values}
-                )
         with pytest.raises(KeyError, match="answer"):
             recording.record(client, "none", file, sample=1, max_bytes=10_000)
         over = threading.Event()
