@@ -28,6 +28,8 @@ _ONCE = {
     b"content-length": "the Content-Length is not one number",
     b"transfer-encoding": "there are several Transfer-Encoding headers",
 }
+# Before a request they are no part of it (RFC 9112, section 2.2).
+_empty_lines = re.compile(rb"(?:\r\n)*").match
 _other_http = re.compile(rb"[^ \r\n]+ [^ \r\n]+ HTTP/((?!1\.[01])[0-9]\.[0-9])\r\n").match
 MAX_KNOWN = 2048  # bytes of a head that a connection keeps to know it again
 
@@ -132,6 +134,11 @@ class HeadReader:
         self._parser = None
         self._begun = bytearray()
 
+    @property
+    def is_amid(self) -> bool:
+        """Whether a head has begun whose end has not come."""
+        return bool(self._begun)
+
     def take(self, data: bytes) -> tuple[Head | None, bytes]:
         """Return the head, or None while it is not here in full, and what lies behind it.
 
@@ -139,16 +146,20 @@ class HeadReader:
         """
         if self._known and self._head.query is not None and data.startswith(self._known):
             return self._head, data[len(self._known) :]
+        if self._begun == b"\r":  # perhaps of an empty line
+            data, self._begun = b"\r" + data, bytearray()
         if self._begun:
             before = len(self._begun)
             self._begun += data
         else:
             before = 0
             self._head, self._refusal, self._is_read = Head(), None, False
+            data = data[_empty_lines(data).end() :]
+            if data in {b"", b"\r"}:
+                self._begun += data
+                return None, b""
         text = self._begun if before else data
-        # One empty line before a request is allowed (RFC 9112, section 2.2).
-        start = 2 if text[:2] == b"\r\n" else 0
-        end = text.find(b"\r\n\r\n", max(start, before - 3)) + 4
+        end = text.find(b"\r\n\r\n", max(0, before - 3)) + 4
         is_here = end >= 4
         piece = data[: end - before] if is_here else data
         if self._parser is None:
@@ -160,7 +171,7 @@ class HeadReader:
         except HttpParserError as error:
             raise self._refusal or RefusedRequestError(400, str(error)) from None
         if is_here:
-            self._finish(text, start)
+            self._finish(text)
             self._known = piece if not before and len(piece) <= MAX_KNOWN else b""
             self._begun = bytearray()
             return self._head, data[len(piece) :]
@@ -227,14 +238,14 @@ class HeadReader:
         self._refusal = RefusedRequestError(status, text)
         return self._refusal  # httptools raises another error for it
 
-    def _finish(self, text: bytes | bytearray, start: int) -> None:
-        """Check the head as a whole; it begins at ``start``."""
+    def _finish(self, text: bytes | bytearray) -> None:
+        """Check the head as a whole."""
         head = self._head
         if not self._is_read:
             raise RefusedRequestError(400, "the headers are not complete where they end")
         line = b"%b %b HTTP/" % (head.method.encode("ascii"), head.target)
-        if not text.startswith(line + b"1.1\r\n", start):
-            self._check_other_version(text, start, line)
+        if not text.startswith(line + b"1.1\r\n"):
+            self._check_other_version(text, line)
         target = head.target
         if target[:1] == b"/" and not (target.isascii() or split(target)[0].isascii()):
             raise RefusedRequestError(400, "the path has bytes that are no ASCII")
@@ -251,15 +262,15 @@ class HeadReader:
         if head.is_socket and head.has_body:
             raise RefusedRequestError(400, "a WebSocket's opening has no body")
 
-    def _check_other_version(self, text: bytes | bytearray, start: int, line: bytes) -> None:
+    def _check_other_version(self, text: bytes | bytearray, line: bytes) -> None:
         head = self._head
-        if text.startswith(line + b"1.0\r\n", start):
+        if text.startswith(line + b"1.0\r\n"):
             head.http_version = "1.0"
             if head.is_chunked:
                 raise RefusedRequestError(400, "HTTP/1.0 has no Transfer-Encoding")
             head.keep_alive = head.expects_continue = False
             return
-        other = _other_http(text, start)
+        other = _other_http(text)
         if other is not None:
             version = other[1].decode("ascii")
             raise RefusedRequestError(505, f"HTTP/{version} is not spoken here")

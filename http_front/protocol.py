@@ -21,7 +21,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from greenroom.actors.caller.streams import StreamFailedError
-from greenroom.actors.messages.closing import FAILED
 from greenroom.actors.runtime.loop import nothing
 from greenroom.core.errors import BodyIncompleteError
 from greenroom.http_front.asgi import App, Event, Headers
@@ -249,7 +248,7 @@ class Opening(Cycle):
     async def _answer(self, app: App) -> None:
         await Cycle._answer(self, app)
         if self.socket is not None:
-            self.socket.send_close(FAILED)
+            self.socket.ended()
 
     async def receive(self) -> Event:
         """Return the next event; the opening itself is a request without a body."""
@@ -418,6 +417,8 @@ class FrontProtocol(ClientConnection):
                     head, data = self._heads.take(data)
                     if head is not None:
                         self._take_request(head)
+                    elif not self._heads.is_amid:  # empty lines make no request
+                        self._head_begun_at = None
                     elif self._head_begun_at is None:
                         self._head_begun_at = self.shared.loop.time()
                 elif (body := self._cycle.coming) is not None:

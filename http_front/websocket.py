@@ -13,8 +13,8 @@ I/O. It has limits for everything that a client can do, or not do:
 - a slow client is not a dead one: a ping may stay unanswered while the client has something to
   take, or while a long message is coming;
 - a client that stays amid a message for too long is closed with 1008;
-- messages that wait for their end, or for user code, are in the budget for bodies that wait; one
-  for which there is no room is closed with 1013;
+- messages that wait for their end, or for user code, are in the budget for bodies that wait, each
+  with what it takes besides its bytes; one for which there is no room is closed with 1013;
 - a message in a great many fragments takes no more room than its bytes;
 - nothing is read while what was written is not taken, and that has a time limit;
 - a client that has broken the protocol gets to read why, and one that is gone without a close
@@ -28,6 +28,7 @@ import contextlib
 import fcntl
 import logging
 import os
+import sys
 import termios
 
 from websockets.datastructures import Headers as OpeningHeaders
@@ -233,6 +234,16 @@ def disconnect(code: int = ABNORMAL, reason: str = "") -> Event:
     return {"type": "websocket.disconnect", "code": code, "reason": reason}
 
 
+def _size(event: Event) -> int:
+    """Return the bytes of memory that a message takes: an empty one some, and a text up to four
+    for each character.
+    """
+    if event["type"] != "websocket.receive":
+        return 0
+    content = event["bytes"] if "bytes" in event else event["text"]
+    return sys.getsizeof(event) + sys.getsizeof(content)
+
+
 class ClientGoneError(OSError):
     """The WebSocket is closed; nothing can be sent."""
 
@@ -271,8 +282,8 @@ class FrontSocket(ClientConnection):
         self._message: bytes | bytearray | None = None  # of which more is to come
         self._is_text = False
         self._pace = Pace()  # of a message that is coming
-        self._untaken = 0  # bytes of messages that are here in full
-        self._in_hand = 0  # of these, of the message that the app works on
+        self._untaken = 0  # bytes that messages take that are here in full
+        self._in_hand = 0  # of these, the message that the app works on
         self._counted = 0  # bytes in Connections.waiting_bytes
 
     # --- See asyncio ------------------------------------------------------------------------------
@@ -337,7 +348,7 @@ class FrontSocket(ClientConnection):
             self._in_hand = 0
             self._count()
         event = await self._queue.get()
-        self._in_hand = len(event.get("bytes") or event.get("text") or b"")
+        self._in_hand = _size(event)
         self.go_on()
         return event
 
@@ -359,6 +370,13 @@ class FrontSocket(ClientConnection):
         self._request.bytes_out += len(content)
         self._flush()
 
+    def ended(self) -> None:
+        """Close it, unless it is closed, and drop what the app has not taken: that has ended."""
+        self.send_close(FAILED)
+        self._untaken = self._in_hand = 0
+        self._queue = asyncio.Queue()
+        self._count()
+
     def send_close(self, code: int, reason: str = "") -> None:
         """Close it, unless it is closed, and wait for the client's close; not for long."""
         if self._is_closing:
@@ -378,7 +396,7 @@ class FrontSocket(ClientConnection):
     def _count(self) -> None:
         """Count what this worker holds of messages in the budget for bodies that wait."""
         unfinished = len(self._ahead) + len(self._conn.reader.buffer) + len(self._message or b"")
-        size = 0 if self.transport.is_closing() else self._untaken + unfinished
+        size = self._untaken + (0 if self.transport.is_closing() else unfinished)
         counted = size if size > UNCOUNTED_BYTES else 0
         self.shared.waiting_bytes += counted - self._counted
         self._counted = counted
@@ -403,9 +421,9 @@ class FrontSocket(ClientConnection):
         except UnicodeDecodeError:
             self._break_off(INVALID_DATA, "a text message is not UTF-8")
             return
-        self._untaken += len(content)
-        kind = "text" if self._is_text else "bytes"
-        self._queue.put_nowait({"type": "websocket.receive", kind: content})
+        event = {"type": "websocket.receive", "text" if self._is_text else "bytes": content}
+        self._untaken += _size(event)
+        self._queue.put_nowait(event)
 
     def _break_off(self, code: int = ABNORMAL, reason: str = "") -> None:
         """Close what has broken the protocol, or a rule of ours; it gets time to read why."""

@@ -194,7 +194,6 @@ REFUSED = {
     "HTTP/3": get(version=b"HTTP/3.0"),
     "RTSP": get(version=b"RTSP/1.0"),
     "ICE": b"SOURCE /first ICE/1.0\r\nHost: x\r\n\r\n",
-    "two empty lines before": b"\r\n\r\n" + get(),
     "a line feed before": b"\n" + get(),
     "a carriage return before": b"\r" + get(),
     "a method in small letters": b"get /first HTTP/1.1\r\nHost: x\r\n\r\n",
@@ -261,6 +260,7 @@ READ_IN_ONE_WAY = {
     "an IPv6 host": (get(host=b"[::1]:80"), b""),
     "a URL": (get(b"http://x/first"), b""),
     "an empty line before": (b"\r\n" + get(), b""),
+    "empty lines before": (b"\r\n\r\n\r\n" + get(), b""),
     "space behind a length": (post(b"Content-Length: 3 \t", body=b"abc"), b"abc"),
     "space behind a coding": (post(b"Transfer-Encoding: chunked ", body=ABC + END), b"abc"),
     "chunks of a GET": (

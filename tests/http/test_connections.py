@@ -134,6 +134,22 @@ def test_a_connection_that_was_served_is_kept_for_a_time(server):
     assert server.is_closed_after(KEEP_ALIVE_S + 1)
 
 
+@pytest.mark.parametrize("pieces", [(b"\r\n",), (b"\r", b"\n"), (b"\r\n" * 1000, b"\r", b"\n\r\n")])
+def test_empty_lines_behind_a_request_begin_no_other(server, pieces):
+    server.say(WHOLE)
+    server.let_answer()
+    answer = server.wire.written
+    for piece in pieces:
+        server.say(piece)
+    assert not server.is_closed_after(KEEP_ALIVE_S - 1)
+    server.say(WHOLE)
+    server.let_answer()
+    assert server.wire.written == answer * 2
+    server.say(b"\r\n")
+    assert server.is_closed_after(KEEP_ALIVE_S + 1)
+    assert server.wire.written == answer * 2, "nor do they gain time"
+
+
 @pytest.mark.parametrize("was_served", [True, False])
 def test_a_worker_that_leaves_closes_what_is_not_in_use(server, was_served):
     if was_served:
