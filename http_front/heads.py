@@ -29,7 +29,7 @@ _ONCE = {
     b"transfer-encoding": "there are several Transfer-Encoding headers",
 }
 # Before a request they are no part of it (RFC 9112, section 2.2).
-_empty_lines = re.compile(rb"(?:\r\n)*").match
+_empty_lines = re.compile(rb"(?:\r\n)+").match
 _other_http = re.compile(rb"[^ \r\n]+ [^ \r\n]+ HTTP/((?!1\.[01])[0-9]\.[0-9])\r\n").match
 MAX_KNOWN = 2048  # bytes of a head that a connection keeps to know it again
 
@@ -146,18 +146,13 @@ class HeadReader:
         """
         if self._known and self._head.query is not None and data.startswith(self._known):
             return self._head, data[len(self._known) :]
-        if self._begun == b"\r":  # perhaps of an empty line
-            data, self._begun = b"\r" + data, bytearray()
+        data = self._behind_empty_lines(data)
         if self._begun:
             before = len(self._begun)
             self._begun += data
         else:
             before = 0
             self._head, self._refusal, self._is_read = Head(), None, False
-            data = data[_empty_lines(data).end() :]
-            if data in {b"", b"\r"}:
-                self._begun += data
-                return None, b""
         text = self._begun if before else data
         end = text.find(b"\r\n\r\n", max(0, before - 3)) + 4
         is_here = end >= 4
@@ -183,6 +178,12 @@ class HeadReader:
         if len(self._begun) > most:
             raise RefusedRequestError(431, f"the headers have over {most} bytes")
         return None, b""
+
+    def _behind_empty_lines(self, data: bytes) -> bytes:
+        if self._begun == b"\r":  # perhaps of one
+            data, self._begun = b"\r" + data, bytearray()
+        empty = None if self._begun else _empty_lines(data)
+        return data if empty is None else data[empty.end() :]
 
     # --- Called by the parser -------------------------------------------------------------------
 

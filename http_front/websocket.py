@@ -235,9 +235,7 @@ def disconnect(code: int = ABNORMAL, reason: str = "") -> Event:
 
 
 def _size(event: Event) -> int:
-    """Return the bytes of memory that a message takes: an empty one some, and a text up to four
-    for each character.
-    """
+    """Return the bytes of memory that a message takes; an empty one takes some, too."""
     if event["type"] != "websocket.receive":
         return 0
     content = event["bytes"] if "bytes" in event else event["text"]

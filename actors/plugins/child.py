@@ -3,7 +3,7 @@
 Theory of operation. The process is started when there is something to send, and kept. Frames go
 both ways, each with its length before it. A process that ends, or is killed because it takes too
 long, is killed with all that it has started. It is started again for what is sent later, after a
-pause that doubles each time. Its prints go to a log of its own.
+pause that doubles each time until one has run for a while. Its prints go to a log of its own.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ logger = logging.getLogger(__name__)
 LOAD_TIMEOUT_S = 30.0  # for the first answer: it imports what the code needs
 BACKOFF_S = 1.0
 MAX_BACKOFF_S = 60.0
+STABLE_S = 30.0  # a process that ran this long, from its first answer on, was no crash loop
 REAP_POLL_S = 0.01
 _PROGRAMS = {POLICY: "program:run_policy", REQUEST_ROUTER: "routing:main"}
 Answer = dict[str, Any]
@@ -76,7 +77,12 @@ class Child:
         self._unsent = b""  # before it is connected
         self._failures = 0  # in a row
         self._start_at = 0.0
-        self.has_answered = False  # since it was started
+        self._answered_at: float | None = None  # for the first time since it was started
+
+    @property
+    def has_answered(self) -> bool:
+        """Whether it has, since it was started."""
+        return self._answered_at is not None
 
     @property
     def pause_s(self) -> float:
@@ -156,7 +162,7 @@ class Child:
         finally:
             theirs.close()
             os.close(code_fd)
-        self._unsent, self.has_answered = b"", False
+        self._unsent, self._answered_at = b"", None
         self._process = process = identify(self._popen.pid)
         if process is not None:
             self._records.add(process, self._role)
@@ -177,14 +183,17 @@ class Child:
                         break  # user code wrote into the connection
                     body = await reader.readexactly(length)
                     if self._popen is popen:
-                        self.has_answered, self._failures = True, 0
+                        self._answered_at = self._answered_at or time.monotonic()
                         self._loop.guarded(self._on_answer, _decoded(body))
         if self._popen is popen:
             self.fail("its process ended")
 
     def _count_failure(self) -> None:
-        self._failures += 1
-        self._start_at = time.monotonic() + pause_s(self._failures, BACKOFF_S, MAX_BACKOFF_S)
+        now, answered_at = time.monotonic(), self._answered_at
+        was_stable = answered_at is not None and now - answered_at > STABLE_S
+        self._failures = 1 if was_stable else self._failures + 1
+        self._answered_at = None
+        self._start_at = now + pause_s(self._failures, BACKOFF_S, MAX_BACKOFF_S)
 
     def _reap(self, popen: subprocess.Popen[bytes]) -> None:
         """Reap a child, which would stay a zombie, once the last of its threads has ended."""

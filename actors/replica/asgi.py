@@ -76,7 +76,8 @@ class AsgiSocket:
                 return {"type": "websocket.receive", "text": part.data.decode()}
             if part is not None and part.ends == BINARY:
                 return {"type": "websocket.receive", "bytes": part.data}
-            self._disconnected(close_frame(ABNORMAL) if part is None else part.data)
+            if self._disconnect is None:  # else another task has closed it meanwhile
+                self._disconnected(close_frame(ABNORMAL) if part is None else part.data)
         assert self._disconnect is not None
         return self._disconnect
 
@@ -249,7 +250,7 @@ class AsgiHost:
         """Let the app answer; UnsupportedResultError when it returns without an answer."""
         scope = make_scope(call, reply.assignment.route)
         scope["state"] = self._state.copy()
-        await AsgiReply(reply).run(self._app, scope, Body(call.body, reply.upload).receive)
+        await AsgiReply(reply).run(self._app, scope, Body(call.body, reply).receive)
 
     async def converse(self, reply: Reply, call: HttpCall) -> None:
         """Run the app for a WebSocket; return when the app does."""

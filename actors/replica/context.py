@@ -166,17 +166,35 @@ class RunningQuery:
 class Reply(RunningQuery):
     """A query that user code runs, and the way its answer goes. Not answered, it was cancelled."""
 
-    __slots__ = ("extra_headers",)
+    __slots__ = ("_completed", "extra_headers")
 
     upload: Parts | None = None  # what follows it
     sender: Sender | None = None  # of an answer in parts that has begun
     status: int = 0  # of its answer; 0 before that
-    extra_headers: Headers  # of an answer over HTTP
+
+    def __init__(self, assignment: Assignment, deadline_at: float | None) -> None:
+        super().__init__(assignment, deadline_at)
+        self.extra_headers: Headers = ()  # of an answer over HTTP
+        self._completed: asyncio.Event | None = None  # where anything waits for that
 
     def check_wanted(self) -> None:
         """Raise NobodyListensError in a task that goes on after the end, or a cancellation."""
         if self.has_ended or self.is_cancelled:
             raise NobodyListensError("the query has ended")
+
+    async def completed(self) -> None:
+        """Return when all of its answer was given, or none will be."""
+        while not (self.status or self.has_ended):
+            if self._completed is None:
+                self._completed = asyncio.Event()
+            await self._completed.wait()
+
+    def complete(self) -> None:
+        """Take no more of what follows it, and let those go on who wait for that."""
+        if self.upload is not None:
+            self.upload.ended(StreamEnded(self.assignment.query.id, self.status))
+        if self._completed is not None:
+            self._completed.set()
 
     def begin(self, status: int, headers: Headers) -> None:
         """Begin an answer in parts; any answer ends it, a StreamEnded when all went well."""

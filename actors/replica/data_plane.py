@@ -139,7 +139,6 @@ class Run(Reply):
         self.is_given_back = False
         self.has_arrived: bool | None = None  # its answer, at its caller; None while that is open
         self.timer: Timer | None = None
-        self.extra_headers = ()
 
     def begin(self, status: int, headers: Headers) -> None:
         """Begin an answer in parts."""
@@ -180,6 +179,7 @@ class Run(Reply):
         if self.status or self.has_ended:
             return
         self.status = status_of(answer)
+        self.complete()
         if self.extra_headers and isinstance(answer, HttpAnswer | FailedAnswer):
             answer = answer._replace(headers=(*answer.headers, *self.extra_headers))
         if self.lane is not None and self.caller is not None and self.has_arrived is None:
@@ -248,6 +248,7 @@ class Run(Reply):
     def end(self) -> None:
         """Free the slot. Its router hears of that or, under a lease, its caller, who counts."""
         self.has_ended = True
+        self.complete()
         queries, assignment = self.queries, self.assignment
         queries.running -= 1
         queries.runs.pop(self.key, None)

@@ -12,7 +12,6 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.types import ASGIApp, Message, Receive, Scope
 
-from greenroom.actors.caller.streams import Parts
 from greenroom.actors.messages.queries import END, HttpAnswer, HttpCall, StreamEnded
 from greenroom.actors.replica.context import Headers, Reply
 from greenroom.actors.replica.jsonable import to_json
@@ -70,7 +69,7 @@ class WholeRequest(Request):
 def make_request(call: HttpCall, reply: Reply) -> Request:
     """Make the request that a handler gets; its body is here, or comes in parts."""
     scope = make_scope(call, reply.assignment.route)
-    receive = Body(call.body, reply.upload).receive
+    receive = Body(call.body, reply).receive
     if reply.upload is not None:
         return Request(scope, receive)
     request = WholeRequest(scope, receive)
@@ -79,11 +78,15 @@ def make_request(call: HttpCall, reply: Reply) -> Request:
 
 
 class Body:
-    """A request's body: what came with the query, then what follows it."""
+    """A request's body: what came with the query, then what follows it.
 
-    def __init__(self, beginning: bytes | None, upload: Parts | None) -> None:
+    ``reply`` is None for one that was pickled.
+    """
+
+    def __init__(self, beginning: bytes | None, reply: Reply | None) -> None:
         self._beginning = beginning
-        self._upload = upload
+        self._reply = reply
+        self._upload = None if reply is None else reply.upload
 
     def __reduce__(self) -> Any:
         """Pickle what has come whole: a request may be an argument of a call."""
@@ -94,14 +97,18 @@ class Body:
         return Body, (self._beginning, None)
 
     async def receive(self) -> Message:
-        """Return the next part; after the last, wait for a client that is still there."""
+        """Return the next part; after the last, http.disconnect once the response is complete.
+
+        As with uvicorn, that comes also in place of what has not come by then.
+        """
         beginning, self._beginning = self._beginning, None
         if beginning or (beginning is not None and self._upload is None):
             more = self._upload is not None
             return {"type": "http.request", "body": beginning, "more_body": more}
         part = None if self._upload is None else await self._upload.next()
-        while part is None:
-            await asyncio.get_running_loop().create_future()
+        if part is None:
+            await (asyncio.Event().wait() if self._reply is None else self._reply.completed())
+            return {"type": "http.disconnect"}
         if part.ends == END:
             self._upload = None
         return {"type": "http.request", "body": part.data, "more_body": self._upload is not None}

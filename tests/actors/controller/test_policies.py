@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import sys
 import time
@@ -18,7 +19,9 @@ import pytest
 
 from greenroom.actors.controller import policies as policies_module
 from greenroom.actors.controller.policies import Policies
-from greenroom.actors.plugins.program import frame
+from greenroom.actors.plugins import child as child_module
+from greenroom.actors.plugins.child import Child
+from greenroom.actors.plugins.program import POLICY, frame
 from greenroom.actors.runtime.loop import Loop
 from greenroom.actors.runtime.records import RunRecords
 from greenroom.actors.runtime.settings import read_settings
@@ -57,10 +60,10 @@ class Asker:
             state=SimpleNamespace(backends={}),
             autoscaler=SimpleNamespace(policy_answered=self._answered),
         )
-        settings = read_settings({"GREENROOM_STATE_DIR": str(folder)})
+        self.settings = settings = read_settings({"GREENROOM_STATE_DIR": str(folder)})
         settings.logs_dir.mkdir(parents=True)
         transport: Any = LoneTransport(self.asyncio)
-        loop = Loop(transport, lambda _intent: None)  # it sends nothing
+        self.loop = loop = Loop(transport, lambda _intent: None)  # it sends nothing
         self.records = RunRecords(settings.run_dir)
         self.policies = Policies(loop, self.cluster, settings, self.records, lambda: None)  # type: ignore[arg-type]
         self.logs = settings.logs_dir
@@ -239,6 +242,45 @@ def test_one_that_is_not_done_in_time_is_killed_with_what_it_started_and_starts_
     # Or in 0 s, where the machine has taken its time for this.
     assert "its process ended; it is started again in " in asker.ask()["error"]
     assert asker.pids() == []
+
+
+def answers_once(ctx: AutoscalingContext) -> Any:
+    """Answer the first question, and end at the second."""
+    if ctx.policy_state.get("has_answered"):
+        os._exit(1)
+    return 1, {"has_answered": True}
+
+
+@pytest.mark.parametrize("stable_s", [0.0, 1000.0])
+def test_one_that_answers_and_dies_waits_ever_longer_unless_it_ran_for_a_while(
+    asker, monkeypatch, stable_s
+):
+    monkeypatch.setattr(child_module, "STABLE_S", stable_s)
+    failures: list[int] = []  # in a row, at each pause
+    monkeypatch.setattr(child_module, "pause_s", lambda count, *_: failures.append(count) or 0.0)
+    asker.set_policy(answers_once)
+    answers: list[Any] = []
+    child = Child(
+        asker.loop,
+        asker.settings,
+        asker.records,
+        role=POLICY,
+        name="b",
+        code=asker.cluster.state.backends["b"].autoscaled_by.policy.code,
+        on_answer=answers.append,
+        on_end=lambda _why: None,
+    )
+
+    def ask(state: dict[str, Any]) -> None:
+        context = {**CONTEXT, "policy_state": state, "current_time": 0.0}
+        assert child.send(json.dumps({"context": context, "kwargs": {}}).encode()) == ""
+
+    for times in range(1, 5):
+        ask({})
+        asker.run_until(lambda times=times: len(answers) == times)
+        ask(answers[-1]["state"])
+        asker.run_until(lambda times=times: len(failures) == times)
+    assert failures == ([1] * 4 if stable_s == 0 else [1, 2, 3, 4])
 
 
 def test_one_that_came_without_its_code_says_so(asker):

@@ -6,6 +6,7 @@ import asyncio
 import http.client
 import os
 import signal
+import socket
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 from starlette.background import BackgroundTask
+from starlette.requests import Request
 from starlette.responses import JSONResponse
 
 from greenroom import serve
@@ -115,6 +117,42 @@ def test_clients_of_http_1_0_get_no_chunks_and_see_what_breaks_off(running, name
     assert body == b"0\n1\n2\n"
     with pytest.raises(ConnectionResetError):
         ask("kind=breaks")
+
+
+class Reads:
+    """Answers before it has read its request, and notes in ``folder`` what it reads after that."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = Path(folder)
+        self.tasks: set[asyncio.Task[None]] = set()
+
+    async def __call__(self, request: Request) -> JSONResponse:
+        async def read() -> None:
+            size, kind = 0, ""
+            while kind != "http.disconnect":
+                event = await request.receive()
+                kind, size = event["type"], size + len(event.get("body", b""))
+            (self.folder / "read").write_text(str(size))
+
+        if "waits" in request.query_params:  # before the end, and beyond it
+            self.tasks.add(asyncio.create_task(read()))
+            await asyncio.sleep(0.05)
+            return JSONResponse(None)
+        return JSONResponse(None, background=BackgroundTask(read))
+
+
+@pytest.mark.parametrize("query", ["", "?waits"])
+@pytest.mark.parametrize("size", [10, 5_000_000])
+def test_what_reads_on_after_the_answer_hears_that_its_client_is_gone(
+    running, deployed, name, tmp_path, size, query
+):
+    deployed(serve.deployment(Reads).bind(str(tmp_path)))
+    with socket.create_connection(("127.0.0.1", running.settings.http.port)) as client:
+        head = f"POST /{name}{query} HTTP/1.1\r\nHost: x\r\nContent-Length: {size}\r\n\r\n"
+        client.sendall(head.encode() + bytes(min(size, 1_100_000)))  # the rest never comes
+        assert client.recv(1000).startswith(b"HTTP/1.1 200 ")
+        wait_until((tmp_path / "read").exists, 5, "it has read")
+    assert int((tmp_path / "read").read_text()) in ([10] if size == 10 else range(1_100_001))
 
 
 def test_a_background_task_runs_after_the_answer_and_keeps_the_slot(get, tmp_path):
