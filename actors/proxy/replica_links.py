@@ -60,7 +60,7 @@ class ReplicaLinks:
         self._tables: dict[str, BackendTable] = {}  # as the controller has them
         self._links: dict[str, _Link] = {}  # by tag
         self._unreachable: set[Hashable] = set()
-        self._silent = SilentHosts(loop, self._host_changed, self._host_gone)
+        self._silent = SilentHosts(loop, self._host_silent, self._host_answers)
         self._pickles: dict[tuple[str, str], bytes] = {}  # what goes with many mirrored queries
 
     def outbox(self, tag: str) -> Outbox | None:
@@ -195,14 +195,11 @@ class ReplicaLinks:
         table = self._tables.get(backend_of(replica))
         return table is not None and replica in table.replicas
 
-    def _host_changed(self, host: str, is_silent: bool) -> None:
-        """Keep the router from using the replicas of a host while it does not answer."""
-        change = self._router.hosts.silent if is_silent else self._router.hosts.answers
-        self._run(change(host, time.monotonic()))
+    def _host_silent(self, host: str, for_long: bool) -> None:
+        self._run(self._router.hosts.silent(host, time.monotonic(), for_long=for_long))
 
-    def _host_gone(self, host: str) -> None:
-        """Wait no more for what is left there."""
-        self._run(self._router.hosts.gone(host, time.monotonic()))
+    def _host_answers(self, host: str) -> None:
+        self._run(self._router.hosts.answers(host, time.monotonic()))
 
     # --- Comparisons ----------------------------------------------------------------------------
 

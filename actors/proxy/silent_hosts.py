@@ -47,18 +47,18 @@ class _Host:
 
 
 class SilentHosts:
-    """Calls ``changed(host, is_silent)``, by the host's name.
+    """Calls ``silent(host, for_long)`` with each beat to a host that does not answer, by its name.
 
-    Calls ``gone(host)`` with each beat to one that has been silent for ``GONE_AFTER_S``: its
-    replicas leave the tables one by one.
+    It is silent for long after ``GONE_AFTER_S``. ``answers(host)`` is called once it is not silent
+    any more, or is not followed.
     """
 
     def __init__(
-        self, loop: Loop, changed: Callable[[str, bool], None], gone: Callable[[str], None]
+        self, loop: Loop, silent: Callable[[str, bool], None], answers: Callable[[str], None]
     ) -> None:
         self._loop = loop
-        self._changed = changed
-        self._gone = gone
+        self._silent = silent
+        self._answers = answers
         self._hosts: dict[str, _Host] = {}
         self._timer: Timer | None = None
         self._beat_at = 0.0
@@ -94,7 +94,7 @@ class SilentHosts:
             host.link.close()
         if host.is_silent:  # not now: the caller is amid a change of its own
             host.is_silent = False
-            self._loop.call_later(0, lambda: self._changed(name, False))
+            self._loop.call_later(0, lambda: self._answers(name))
 
     def _now(self) -> float:
         return self._loop.asyncio.time()
@@ -108,16 +108,16 @@ class SilentHosts:
         for name, host in list(self._hosts.items()):
             if host.link is not None:
                 host.link.send(beat)
+            silent_s = now - host.answered_at
             if host.is_silent:
-                if not was_late and now - host.answered_at > GONE_AFTER_S:
-                    self._gone(name)
+                self._silent(name, not was_late and silent_s > GONE_AFTER_S)
             elif was_late:
                 host.answered_at = max(host.answered_at, now - BEAT_S)
-            elif now - host.answered_at > SILENT_S:
+            elif silent_s > SILENT_S:
                 logger.info("host %s does not answer", name)
                 host.is_silent = True
                 self._loop.try_host(host.gate)
-                self._changed(name, True)
+                self._silent(name, False)
 
     def _answered(self, name: str, host: _Host, answer: bytes) -> None:
         sent_at = _BEAT.unpack(answer)[0] / 1e6
@@ -125,4 +125,4 @@ class SilentHosts:
         if host.is_silent and self._now() - sent_at < SILENT_S:
             logger.info("host %s answers again", name)
             host.is_silent = False
-            self._changed(name, False)
+            self._answers(name)

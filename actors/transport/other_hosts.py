@@ -35,6 +35,7 @@ from greenroom.actors.transport.descriptors import Shortage
 from greenroom.actors.transport.sockets import (
     credentials_of,
     discard,
+    established,
     local_listener,
     local_socket,
     prepare_tcp,
@@ -55,7 +56,8 @@ ACCEPTS_AT_ONCE, ACCEPTS_PER_S = 512, 1_500.0
 
 # Together with SILENCE_S this is how long it takes until a host that vanished counts as dead.
 DIAL_TIMEOUT_S = 1.5
-# A process that is busy may take its time, and one that stands still is ended by its host.
+# A process that is busy may take its time, and one that stands still is ended by its host. That the
+# host is there is the kernel's to find out (sockets.py): the dialer waits, and may have sent all.
 SECURE_TIMEOUT_S = 30.0
 # The kernel sends a lost SYN again after a second: on a bad link two of them are too few.
 DIAL_AGAIN_S = 0.4
@@ -273,6 +275,7 @@ async def dial(
     stream = TlsStream(loop, sock, keys.tls(), accepts=False)
     async with no_longer_than(SECURE_TIMEOUT_S):
         await stream.secure()
+    established(sock)
     return stream
 
 

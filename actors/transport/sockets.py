@@ -31,6 +31,7 @@ BACKLOG = 2048  # the kernel gives what it allows, as of the above
 SILENCE_S = 2.0
 # Where nothing is sent, as a host may have thousands of idle connections. A proxy, who has to know
 # sooner which replicas are gone, tries all that it has to a host that is silent (Links.try_host).
+# A connection that is being made has messages waiting for it, and is tried at once.
 _PROBE_EVERY_S, _PROBE_AGAIN_S = 15, 1
 _TCP_THIN_LINEAR_TIMEOUTS = 16  # tcp(7); the socket module has no name for it
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
@@ -148,15 +149,24 @@ def tcp_listener(host: str, port: int, *, shares: bool = False) -> socket.socket
 
 
 def tcp_socket(host: str) -> socket.socket:
-    """Make a socket that never blocks, to dial from ``host``, an address of this machine."""
+    """Make a socket that never blocks, to dial from ``host``, an address of this machine.
+
+    The kernel probes it each second until it is :func:`established`.
+    """
     sock = socket.socket(socket.AF_INET, NON_BLOCKING_STREAM)
     try:
         prepare_tcp(sock)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _PROBE_AGAIN_S)
         sock.bind((host, 0))
     except OSError:
         sock.close()
         raise
     return sock
+
+
+def established(sock: socket.socket) -> None:
+    """Have the kernel probe a dialed connection as seldom as all others."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _PROBE_EVERY_S)
 
 
 def prepare_tcp(sock: socket.socket) -> None:

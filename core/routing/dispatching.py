@@ -24,7 +24,7 @@ from greenroom.core.errors import (
 )
 from greenroom.core.routing.balancing import RoutedBackend, RoutedReplica
 from greenroom.core.routing.queues import FairQueue
-from greenroom.core.routing.retries import MAX_ATTEMPTS, may_retry
+from greenroom.core.routing.retries import MAX_ATTEMPTS, SPARE, may_retry
 from greenroom.core.routing.sessions import session_of
 from greenroom.core.routing.tables import BackendTable
 from greenroom.core.routing.tickets import (
@@ -225,8 +225,10 @@ class Dispatch:
             return f"{died}; it may have run"
         if ticket.attempts >= MAX_ATTEMPTS:
             return f"{ticket.endpoint}: {ticket.attempts} replicas died with this query under way"
-        if not budget.take_out():
-            self.observers.retry_refused(ticket)
+        is_moved = reason == "silent"  # or stays where it is, and this is asked again
+        if not budget.take_out(SPARE if is_moved else 0):
+            if not is_moved:
+                self.observers.retry_refused(ticket)
             return (
                 f"{died}, and it is not sent to another: retries are limited to as many as there "
                 "are queries, and used up"

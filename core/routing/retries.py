@@ -11,7 +11,9 @@ bucket of Finagle's RetryBudget (https://twitter.github.io/finagle/guide/Clients
 its percentCanRetry at one: retries never more than double the load. A replica may die with all its
 queries under way, of which clients shall notice nothing; a smaller share would not be enough for
 that. Finagle's tokens expire. Ours do not, but there are never more than a backend has slots, and
-SPARE: enough to retry everything that is under way once, and no hoard for a storm.
+SPARE: enough to retry everything that is under way once, and no hoard for a storm. What is moved
+from a host that does not answer may take SPARE on credit: that may happen before many queries were
+run, and is not their doing.
 """
 
 from __future__ import annotations
@@ -48,9 +50,9 @@ class RetryBudget:
         if self.tokens < most + SPARE:
             self.tokens = min(self.tokens + queries, most + SPARE)
 
-    def take_out(self) -> bool:
-        """Take a token for a retry; return False where there is none."""
-        if not self.tokens:
+    def take_out(self, credit: int = 0) -> bool:
+        """Take a token for a retry; return False where there is none, and no ``credit`` either."""
+        if self.tokens <= -credit:
             return False
         self.tokens -= 1
         return True

@@ -413,31 +413,27 @@ class RoutedHosts:
         """Return whether it does not answer."""
         return host in self._silent
 
-    def silent(self, host: str, now: float) -> Effects:
-        """Give the replicas of a host that does not answer no new queries.
+    def silent(self, host: str, now: float, *, for_long: bool = False) -> Effects:
+        """Give the replicas of a host no new queries; to be called again while it does not answer.
 
-        What they have goes to others where it may be retried. The rest waits for them: they may
-        answer yet, or be lost. Where there are no others, all of it waits.
+        What they have goes to others where it may be retried, as soon as there are others. The rest
+        waits for them: they may answer yet, or be lost. Where the host is silent ``for_long``, what
+        is in no table is treated as dead: the controller has replaced it, and nothing says more
+        certainly that it is gone, as the kernel of a host whose processes stand still keeps their
+        connections.
         """
         self._silent.add(host)
         silent = self._at(host)
         for replica in silent:
-            replica.is_silent = True
-            if not replica.retired:
-                replica.backend.place(replica, now)
+            if not replica.is_silent:
+                replica.is_silent = True
+                if not replica.retired:
+                    replica.backend.place(replica, now)
         for replica in silent:
-            self._move(replica, now)
-        return self._state.taken()
-
-    def gone(self, host: str, now: float) -> Effects:
-        """Treat replicas of a host that has been silent for long as dead, but for those in tables.
-
-        The controller has replaced these, and nothing says more certainly that they are gone: the
-        kernel of a host whose processes stand still keeps their connections.
-        """
-        for replica in self._at(host):
-            if replica.is_silent and replica.retired:
+            if for_long and replica.retired:
                 self._state.forget_replica(replica.table.tag, set(), now)
+            else:
+                self._move(replica, now)
         return self._state.taken()
 
     def answers(self, host: str, now: float) -> Effects:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections import Counter
 
 import pytest
 
+from greenroom.actors.transport.sockets import tcp_listener, tcp_socket
 from tests.cluster.conftest import ALL
-from tests.support.cluster import Cluster, ClusterHost
+from tests.support.cluster import Cluster, ClusterHost, cluster_of
 from tests.support.load import Tally
 
 NOTICED_S, REPLACED_S = 3.0, 10.0  # the promise
@@ -124,3 +126,40 @@ def test_without_its_leader_a_cluster_serves_on_and_all_is_as_before_when_it_is_
         tallies = [end_at_b(), end_at_c()]
     assert not [tally.failures for tally in tallies if tally.failures], tallies
     assert a.get("/")[0] == 200
+
+
+# --- A connection that is cut while it is made ----------------------------------------------------
+
+_sockets: list[socket.socket] = []  # of one host's process
+
+
+def listen(address: str) -> None:
+    """Let others connect, and say nothing. Called on a host."""
+    _sockets.append(tcp_listener(address, 1900))
+
+
+def dial(own: str, address: str) -> None:
+    """Connect as a process does that has messages for another one. Called on a host."""
+    sock = tcp_socket(own)
+    sock.settimeout(30)
+    sock.connect((address, 1900))
+    _sockets.append(sock)
+
+
+def seconds_until_broken() -> float:
+    """Wait for the other end to say something, as in a handshake. Called on a host."""
+    begun = time.monotonic()
+    with pytest.raises(OSError, match="Connection timed out"):
+        _sockets[-1].recv(1)
+    return time.monotonic() - begun
+
+
+@pytest.mark.slow
+def test_a_dialer_that_waits_hears_soon_that_its_connection_is_cut(tmp_path):
+    """It has sent all that it had to, so no lost packet would tell it."""
+    with cluster_of(2, tmp_path) as cluster:
+        a, b = cluster.hosts
+        b.call(listen, b.address)
+        a.call(dial, a.address, b.address)
+        b.cut()
+        assert a.call(seconds_until_broken) < NOTICED_S + BUSY_S
