@@ -47,6 +47,7 @@ FIND_RETRY_S = 0.3
 STOP_TIMEOUT_S = 5.0
 REPEAT_S = 2.0  # a lost request or answer is asked again; requests are idempotent
 CHECK_EVERY_S = 0.5  # whether there is a later controller: one that is cut off does not say so
+DOUBTED_S = 10.0  # within which a successor is there that can use the store, if one can
 _OF_STORE = frozenset({StateNotSavedError.__name__, StateNotReadableError.__name__})
 # By what class and name any release's admin has them: see docs/formats.md.
 CONTROLLER = ("greenroom.actors.controller.actor.Controller", "greenroom.controller")
@@ -447,28 +448,20 @@ class Controller(Finder):
         """Return the controller's answer.
 
         The request is sent again, with its id, when the controller was restarted or an answer is
-        late. TimeoutError past ``timeout_s``, NotRunningError when there is nothing to wait for.
+        late. TimeoutError past ``timeout_s``, and where a controller that had it has ended and for
+        ``DOUBTED_S`` none is there that can use the store; NotRunningError when there is nothing to
+        wait for.
         """
-        asked_epoch = 0  # of the latest controller that it was sent to, where several may lead
-
-        def target() -> Address | None:
-            nonlocal asked_epoch
-            if self.found is None:
-                return None
-            asked_epoch = max(asked_epoch, self.epoch)
-            return self.found[0]
-
-        def is_final(reply: RequestReply, sender: Address) -> bool:
-            # A controller that cannot use its store may not know of its successor, which may have
-            # made the change. So only the latest one's word that nothing was changed is believed.
-            return reply.error_kind not in _OF_STORE or self.is_latest(sender, asked_epoch)
-
+        asked = _Asked(self, request.operation)
         now = asyncio.get_running_loop().time
         there_at = now()
-        asking = asyncio.ensure_future(self._port.ask(target, request, timeout_s, is_final))
+        asking = asyncio.ensure_future(
+            self._port.ask(asked.target, request, timeout_s, asked.is_final)
+        )
         try:
             while not (await asyncio.wait((asking,), timeout=CHECK_EVERY_S))[0]:
                 self.doubt()  # a stopped controller may have a successor
+                asked.check(now())
                 if await self._is_there():
                     there_at = now()
                 elif now() - there_at > self._patience_s:
@@ -483,6 +476,48 @@ class Controller(Finder):
                 f"{away if self.found is None else ''}; it may have been carried out"
             )
         return reply
+
+
+class _Asked:
+    """A request, and what those controllers say of it that cannot use their store.
+
+    Such a one may not know of another one, which may have made the change. So only the latest one
+    that had the request is believed when it says that nothing was changed.
+    """
+
+    def __init__(self, controller: Controller, operation: str) -> None:
+        self._controller = controller
+        self._operation = operation
+        self._epoch = 0  # of the latest controller that it was sent to, where several may lead
+        self._doubted_at: float | None = None
+        self._doubted = ""  # the last word of one that may not know
+
+    def target(self) -> Address | None:
+        """Return whom to ask by now."""
+        if self._controller.found is None:
+            return None
+        self._epoch = max(self._epoch, self._controller.epoch)
+        return self._controller.found[0]
+
+    def is_final(self, reply: RequestReply, sender: Address) -> bool:
+        """Return whether to believe an answer."""
+        if reply.error_kind not in _OF_STORE or self._controller.is_latest(sender, self._epoch):
+            return True
+        self._doubted = reply.error
+        return False
+
+    def check(self, now: float) -> None:
+        """Raise TimeoutError where none that could know has been there for long enough."""
+        is_known = self._controller.found is not None and self._controller.epoch >= self._epoch
+        if is_known or not self._doubted:
+            self._doubted_at, self._doubted = None, ""
+        elif self._doubted_at is None:
+            self._doubted_at = now
+        elif now - self._doubted_at >= DOUBTED_S:
+            raise TimeoutError(
+                f"{self._operation} may have been carried out, by a controller that has ended; the "
+                f"one that there is says: {self._doubted}"
+            )
 
 
 def new_id() -> str:

@@ -35,14 +35,16 @@ def apply(
     flags: ops.DeployFlags = _DEFAULT_FLAGS,
     *,
     from_file: bool = False,
+    timeout_s: float | None = None,
 ) -> dict[str, Any]:
     """Make the applications be these, in one change, or answer what that would change.
 
     Those that are not ``from_file`` are deployed beside all others. Returns at once, with the goals
     to wait for or with the plan: see DeployApplications and PlanApplications. ConflictError where
-    the version is not the one of the flags.
+    the version is not the one of the flags; TimeoutError where the controller does not answer in
+    time.
     """
-    check_there(connection, built.needs)
+    check_there(connection, built.needs, timeout_s)
     which: dict[str, Any] = {
         "applications": built.applications,
         "keep_others": flags.keep_others or not from_file,
@@ -50,15 +52,17 @@ def apply(
         "prune": flags.prune,
     }
     if flags.plan:
-        plan: dict[str, Any] = connection.request(ops.PlanApplications(**which))
+        plan: dict[str, Any] = connection.request(
+            ops.PlanApplications(**which), timeout_s=timeout_s
+        )
         return plan
     operation = ops.DeployApplications(
         **which,
         if_version=flags.if_version,
         canary=flags.rollout,
-        folders=missing_of(connection, built.folders),
+        folders=missing_of(connection, built.folders, timeout_s),
     )
-    answer: dict[str, Any] = connection.request(operation)
+    answer: dict[str, Any] = connection.request(operation, timeout_s=timeout_s)
     return answer
 
 

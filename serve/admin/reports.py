@@ -49,11 +49,15 @@ def canary_of(report: dict[str, Any], name: str) -> dict[str, Any]:
     return canary
 
 
-def check_there(connection: Connection, needs: Iterable[tuple[str | None, str]]) -> None:
+def check_there(
+    connection: Connection,
+    needs: Iterable[tuple[str | None, str]],
+    timeout_s: float | None = None,
+) -> None:
     """Raise UnknownNameError unless there are these: an application's deployments, endpoints."""
     report = None
     for application, name in needs:
-        report = report or read_report(connection)
+        report = report or read_report(connection, timeout_s)
         if application is None:
             _entry(report.get("endpoints") or {}, name, "endpoint")
         else:
@@ -72,11 +76,13 @@ def _entry(entries: dict[str, Any], name: str, what: str) -> Any:
     return entries[name]
 
 
-def missing_of(connection: Connection, folders: Mapping[str, bytes]) -> tuple[bytes, ...]:
+def missing_of(
+    connection: Connection, folders: Mapping[str, bytes], timeout_s: float | None = None
+) -> tuple[bytes, ...]:
     """Return those zips, of ``folders`` by their digests, that are to be sent: not stored yet."""
     if not folders:
         return ()
-    missing = connection.request(ops.ListMissing(digests=tuple(folders)))
+    missing = connection.request(ops.ListMissing(digests=tuple(folders)), timeout_s=timeout_s)
     return tuple(folders[digest] for digest in missing)
 
 

@@ -194,8 +194,11 @@ def deploy(
         raise click.UsageError("; ".join(problems_in(error))) from None
     built = source.build()
     _show_options(settings, source.document)
+    began_at = time.monotonic()
     with commands.connected(settings) as connection:
-        answer = applications.apply(connection, built, flags, from_file=source.file is not None)
+        answer = applications.apply(
+            connection, built, flags, from_file=source.file is not None, timeout_s=timeout
+        )
         if flags.plan:
             changes, version = answer["changes"], answer["version"]
             commands.print_lines(commands.lines_of(changes))
@@ -205,7 +208,7 @@ def deploy(
                 sys.exit(EXIT_CHANGES)
             return
         is_canary = flags.canary is not None
-        _wait_for_all(connection, built, answer["goals"], timeout, is_canary=is_canary)
+        _wait_for_all(connection, built, answer["goals"], timeout, began_at, is_canary=is_canary)
     if not answer["changed"]:
         click.echo(f"no change (version {answer['version']})")
 
@@ -226,12 +229,13 @@ def _wait_for_all(
     connection: Connection,
     built: Built,
     goals: Mapping[str, str | None],
-    timeout_s: float | None,
+    timeout_s: float | None = None,
+    began_at: float | None = None,
     *,
     is_canary: bool = False,
 ) -> None:
     """Wait for every application; the errors of all that fail are shown."""
-    began_at = time.monotonic()
+    began_at = time.monotonic() if began_at is None else began_at
     routes = {spec.name: spec.route_prefix for spec in built.applications}
     url = reports.front_url(reports.read_report(connection, commands.STATUS_TIMEOUT_S)) or ""
     failed: list[str] = []
@@ -270,7 +274,7 @@ def bring_up(connection: Connection, built: Built) -> None:
     """Deploy applications beside the others, and say where they are."""
     goals = applications.apply(connection, built)["goals"]
     all_goals = {spec.name: goals.get(spec.name) for spec in built.applications}
-    _wait_for_all(connection, built, all_goals, None)
+    _wait_for_all(connection, built, all_goals)
 
 
 # --- Running: deploy, follow the logs, and undo it at the end -------------------------------------

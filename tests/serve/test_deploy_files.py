@@ -61,6 +61,15 @@ def test_the_same_file_again_changes_nothing(invoke):
     assert invoke("deploy", "two.yaml", "--timeout", "5").stdout == "no change (version 1)\n"
 
 
+@pytest.mark.parametrize("silent", ["ListMissing", "DeployApplications", "PlanApplications"])
+def test_the_time_limit_holds_where_no_controller_takes_the_change(invoke, running, silent):
+    running.controller.silent = {silent}
+    what = (
+        ["two.yaml", "--plan"] if silent.startswith("Plan") else ["filed:app", "--working-dir", "."]
+    )
+    assert "within 5 s" in invoke("deploy", *what, "--timeout", "5", code=1).stderr
+
+
 def test_others_can_be_kept_and_the_version_is_asked_for(invoke, running):
     invoke("deploy", "filed:app", "--name", "old")
     invoke("deploy", "two.yaml", "--keep-others", "--if-version", "1")

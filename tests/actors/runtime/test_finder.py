@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from greenroom.actors.runtime.loop import nothing
 from greenroom.actors.runtime.port import (
     BUSY_S,
     CONTROLLER,
+    DOUBTED_S,
     FIND_RETRY_S,
     PROXY,
     Controller,
@@ -154,7 +156,9 @@ def test_where_no_answer_comes_one_search_is_under_way_however_long_that_takes(s
     assert (len(set(system.asked)), found) == (searches, [])
 
 
-def request(system: System, timeout_s: float = 10.0, successor: Any = None) -> am.RequestReply:
+def request(
+    system: System, timeout_s: float | None = 9.0, successor: Any = None
+) -> am.RequestReply:
     """Ask the controller that is found; its successor is there once it was."""
 
     async def is_there() -> bool:
@@ -166,7 +170,7 @@ def request(system: System, timeout_s: float = 10.0, successor: Any = None) -> a
     assert requests.found is not None
     system.known = successor or system.known
     asked = requests.ask(am.request_of(ListBackends(), new_id()), timeout_s)
-    return system.loop.asyncio.run_until_complete(asked)
+    return system.loop.asyncio.run_until_complete(asyncio.wait_for(asked, 10 * DOUBTED_S))
 
 
 def test_a_client_whose_controller_is_stopped_goes_on_to_its_successor():
@@ -206,6 +210,36 @@ def test_a_refusal_by_a_controller_that_has_been_succeeded_is_not_believed(kind,
         request(system)
     assert "there" in system.asked
     assert system.asked[-1] == last
+
+
+def test_a_refusal_by_one_that_may_not_know_is_told_of_where_no_other_can_use_the_store():
+    system = FoundAgain(("there", NEW, 3), at=(OLD, 0), there=(NEW, 3))
+    begun_at = system.loop.asyncio.time()
+    with pytest.raises(TimeoutError, match=r"may have been carried out, .* says: the disk is full"):
+        request(system, timeout_s=None)
+    assert system.loop.asyncio.time() - begun_at < DOUBTED_S + 2.0
+
+
+class BackInTime(FoundAgain):
+    """One that can use the store comes in time, and takes long for its answer."""
+
+    back = "there", Process(3, 3, "back"), 4
+
+    def request(self, sent: Sent) -> None:
+        if self.known != self.back:
+            super().request(sent)
+        elif sent.target == "there":
+            self.loop.asyncio.call_later(3 * DOUBTED_S, System.request, self, sent)
+
+
+def test_a_controller_that_can_use_the_store_is_waited_for_however_long_it_takes():
+    system = BackInTime(("there", NEW, 3), at=(OLD, 0), there=(NEW, 3))
+
+    def come_back() -> None:
+        system.known, system.there["there"] = system.back, system.back[1:]
+
+    system.loop.asyncio.call_later(DOUBTED_S - 2.0, come_back)
+    assert request(system, timeout_s=None).value == "done"
 
 
 def test_a_refusal_by_the_present_controller_says_that_nothing_was_changed():
