@@ -307,15 +307,15 @@ class RuntimeEnv(Settings):
     @field_validator("pip", "uv", mode="before")
     @classmethod
     def _are_lines(cls, given: Any) -> Any:
-        if isinstance(given, Mapping):  # as Ray takes it
-            if given.keys() != {"packages"}:
-                raise ValueError(
-                    "expected a list of requirements, the path of a requirements file, or a dict "
-                    "with packages alone; write options of the installer as lines of the list"
-                )
+        if isinstance(given, Mapping) and given.keys() == {"packages"}:  # as Ray takes it
             given = given["packages"]
         given = str(given) if isinstance(given, PurePath) else given
-        return requirement_lines(given) if isinstance(given, list | tuple) else given
+        if not isinstance(given, str | list | tuple):
+            raise ValueError(  # noqa: TRY004  # for pydantic
+                "expected a list of requirements, the path of a requirements file, or a dict "
+                "with packages alone; write options of the installer as lines of the list"
+            )
+        return given if isinstance(given, str) else requirement_lines(given)
 
     @model_validator(mode="after")
     def _has_one_installer(self) -> Self:

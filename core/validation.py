@@ -27,6 +27,13 @@ M = TypeVar("M", bound=BaseModel)
 
 SHOWN_NAMES = 50  # of those there are, in the error for another
 _CLOSE = 0.75  # two letters of a short word the other way round; less alike is another word
+_VOICE = {  # pydantic speaks of "Input", though the line names the field, and of Python's types
+    r"^(Input|String|Dictionary) should ": "must ",
+    r"^Keys should be strings$": "must be a string",
+    r"^Input is not a valid path\b.*": "must be a path",
+    r" dictionary or instance of \w+$": " dictionary",
+    r"\bvalid tuple\b": "valid list",
+}
 _SHORT = reprlib.Repr()  # as repr() of what people write; of more, and of what is deeper, its head
 _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 200
 _SHORT.maxdict = _SHORT.maxlist = _SHORT.maxtuple = _SHORT.maxset = 20
@@ -165,7 +172,8 @@ def problem_of(item: Any, model: type[Settings], *, shows_all: bool = True) -> t
     ``model`` is the one that was to be made. Unless it ``shows_all``, the text has no value that is
     seen at the place: a list, a dict, and what no setting has the name of.
     """
-    place, text = tuple(item["loc"]), expectation(item, model)
+    place = tuple(part for part in item["loc"] if part != "[key]")  # which is of the part before
+    text = expectation(item, model)
     is_seen = item["type"] == "extra_forbidden" or isinstance(item["input"], dict | list | tuple)
     if not place or item["type"] == "missing" or (is_seen and not shows_all):
         return place, text
@@ -189,8 +197,9 @@ def expectation(item: Any, model: type[Settings]) -> str:
         return "must be given"
     text = str(item["msg"]).removeprefix("Value error, ")
     if item["type"] != "extra_forbidden":
-        # pydantic speaks of "Input", though the line names the field
-        return re.sub(r"^Input should ", "must ", text)
+        for pydantics, ours in _VOICE.items():
+            text = re.sub(pydantics, ours, text)
+        return text
     name, model = str(item["loc"][-1]), _model_at(model, item["loc"][:-1])
     if hint := model.hints.get(name):
         return f"no such setting; {hint}"

@@ -14,7 +14,7 @@ from pydantic import Field, ValidationError, field_validator
 
 from greenroom.actors.runtime.settings import FIELDS, read_settings, variable
 from greenroom.core.errors import InvalidRequestError
-from greenroom.core.validation import Place, Settings
+from greenroom.core.validation import Place, Settings, suggestion
 from greenroom.serve.config_file import ConfigFile
 from greenroom.serve.schema import InvalidDocumentError
 from greenroom.serve.up.on_host import sha256
@@ -39,9 +39,13 @@ class _OfHosts(Settings):
 
     @field_validator("settings")
     @classmethod
-    def _are_not_set_here(cls, settings: Mapping[str, Any]) -> Mapping[str, Any]:
-        if wrong := [name for name in settings if name in _SET]:
-            raise ValueError(f"{wrong[0]} follows from the rest of the file; leave it out")
+    def _can_be_set_here(cls, settings: Mapping[str, Any]) -> Mapping[str, Any]:
+        for name in settings:
+            if name in _SET:
+                raise ValueError(f"{name} follows from the rest of the file; leave it out")
+            if name not in FIELDS:
+                meant = suggestion(name, FIELDS) or "; they are the flags of `greenroom start`"
+                raise ValueError(f"{name}: no such setting{meant}")
         return settings
 
 
@@ -145,7 +149,8 @@ class HostsFile:
         return found
 
     def _given(self, name: str) -> dict[str, Any]:
-        return {**self._document.settings, **self._document.hosts[name].settings}
+        given = {**self._document.settings, **self._document.hosts[name].settings}
+        return {name: value for name, value in given.items() if value is not None}
 
     def _place(self, name: str) -> dict[str, Any]:
         """Return the settings of a host's place among the others."""
@@ -161,7 +166,12 @@ class HostsFile:
         return "{}:{}".format(given["advertise"], given.get("admin_port", DEFAULT_PORT))
 
     def _wrong_settings(self) -> Iterator[tuple[Place, str]]:
-        for name in self._document.hosts:
+        first_at: dict[tuple[str, str], str] = {}
+        for name, target in self.targets.items():
+            first = first_at.setdefault((target.ssh, target.dir), name)
+            if first != name:
+                taken = f"is at {target.ssh} in {target.dir}, as {first!r} is"
+                yield ("hosts", name), f"{taken}; name another machine, or another dir"
             try:
                 read_settings({}, **self._given(name), **self._place(name))
             except InvalidRequestError as error:

@@ -151,7 +151,7 @@ BAD: dict[tuple[Any, str], list[tuple[Any, str]]] = {
         ({"request_router_class": "a:B", "request_routing_stats_period_s": 1}, "leave it out"),
         ({"request_router_class": "Router"}, "must be a class, or its import path"),
     ],
-    (ROLLOUT, "to"): [("", "to='': String should have at least 1 character")],
+    (ROLLOUT, "to"): [("", "to='': must have at least 1 character")],
     (ROLLOUT, "steps"): [
         ((), "steps=(): must be at most 50 numbers above 0 that grow and end with 1"),
         ((0.1, 0.1, 1.0), "that grow and end with 1"),

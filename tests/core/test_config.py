@@ -84,7 +84,7 @@ def test_advice_is_that_of_the_class_that_lacks_the_setting(model, values, messa
 
 
 def test_names_of_settings_are_strings() -> None:
-    with pytest.raises(errors.InvalidRequestError, match="Keys should be strings"):
+    with pytest.raises(errors.InvalidRequestError, match="must be a string"):
         validated(BackendConfig, {1: 2})
 
 

@@ -115,7 +115,7 @@ def test_every_problem_has_its_line_and_column(refused):
         ("", "app.yaml:1:1: None: must be a mapping with applications"),
         ("[]", "app.yaml:1:1: []: must be a mapping with applications"),
         ("applications: 1", "app.yaml:1:1: applications=1: must be a valid list"),
-        ("applications: []\n1: 2", "app.yaml:2:1: [1]=1: Keys should be strings"),
+        ("applications: []\n1: 2", "app.yaml:2:1: [1]=1: must be a string"),
         (APP + "    host: a", "app.yaml:3:5: applications[0].host: no such setting; it is one of"),
         (APP + "import_path: a:b", "app.yaml:3:1: import_path: no such setting; it is an"),
         (APP + "    import: a:b", "app.yaml:3:5: applications[0].import: no such setting; there"),

@@ -230,7 +230,7 @@ def test_an_application_s_environment_is_that_of_deployments_that_give_none():
         ({"env_vars": {"A=": "1"}}, "'A=': no variable can have this name"),
         ({"env_vars": {"GREENROOM_HTTP_PORT": "1"}}, "settings of the host"),
         ({"working_dir": "s3://bucket/x.zip"}, "expected a folder or a zip on this host"),
-        ({"py_modules": "package"}, "py_modules='package': must be a valid tuple"),
+        ({"py_modules": "package"}, "py_modules='package': must be a valid list"),
         ([], "must be a valid dictionary"),
         ({"pip": ["a"], "uv": ["b"]}, "pip and uv: give one of them"),
         ({"pip": ["not a name"]}, "'not a name' is no requirement: expected a name, perhaps with"),
@@ -238,6 +238,7 @@ def test_an_application_s_environment_is_that_of_deployments_that_give_none():
         ({"pip": ["./local.whl"]}, "'./local.whl' is no requirement"),
         ({"pip": ["-r other.txt"]}, "'-r other.txt': of options, lines may have --index-url"),
         ({"uv": [3]}, "3: expected a requirement"),
+        ({"pip": 3}, "pip=3: expected a list of requirements, the path of a requirements file"),
         ({"pip": {"packages": ["a"], "pip_check": True}}, "or a dict with packages alone"),
     ],
 )

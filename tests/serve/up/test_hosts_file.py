@@ -54,6 +54,14 @@ def test_hosts_get_their_place_and_the_settings_of_all(folder):
     }
 
 
+def test_a_setting_without_a_value_is_that_of_a_host_alone(folder):
+    text = TWO.replace("http_host: 0.0.0.0", "http_host: 0.0.0.0, admin_port: ")
+    one, two = read(folder, text.replace("http_port: 8001", "http_host: null")).hosts.values()
+    assert "GREENROOM_ADMIN_PORT" not in one.environ, "rather than null"
+    assert "GREENROOM_HTTP_HOST" not in two.environ
+    assert two.environ["GREENROOM_JOIN"] == "10.0.0.1:1900"
+
+
 def test_another_gate_of_the_leader_is_what_the_others_join_by(folder):
     text = TWO.replace(
         "ssh: admin@one.example", "settings: {advertise: 192.0.2.1, admin_port: 1901}"
@@ -94,11 +102,25 @@ def test_a_generation_is_of_wheels_python_and_settings(folder):
     ("text", "message"),
     [
         ("hosts: {}", "hosts.yaml:1:1: hosts: .*at least 1"),
+        ("hosts: {a: 3}", r"hosts.a=3: must be a valid dictionary$"),
+        ("hosts: {1: {address: 10.0.0.1}}", r"hosts\[1\]=1: must be a valid string$"),
+        ("hosts: {a: {address: 10.0.0.1}}\ndeploy: 3", "deploy=3: must be a path$"),
         ("hosts: {a: {}}", r"hosts.yaml:1:9: hosts.a.address: must be given"),
         ("hosts: {a: {address: x}}", r"hosts.yaml:2:9: hosts.a: bind='x': expected one IPv4"),
         ("hosts: {a: {address: 10.0.0.1, user: me}}", "no such setting; write ssh: USER@HOST"),
         ("hosts: {a: {address: 10.0.0.1, settings: {bind: x}}}", "bind follows from the rest"),
-        ("hosts: {a: {address: 10.0.0.1, settings: {http_prot: 1}}}", "http.prot.*no such setting"),
+        (
+            "hosts: {a: {address: 10.0.0.1, settings: {http_prot: 1}}}",
+            "http_prot: no such setting; did",
+        ),
+        (
+            "hosts: {a: {address: 10.0.0.1, settings: {http: {port: 1}}}}",
+            "hosts.yaml:2:32: hosts.a.settings: http: no such setting; they are the flags",
+        ),
+        (
+            "hosts: {a: {address: 10.0.0.1}, b: {address: 10.0.0.2, ssh: 10.0.0.1}}",
+            "hosts.b: is at 10.0.0.1 in ~/greenroom, as 'a' is; name another machine, or another",
+        ),
         ("hosts: {a: {address: 10.0.0.1}}\ndeploy: no.yaml", "deploy: there is no file .*no.yaml"),
         (
             "hosts: {a: {address: 10.0.0.1}}\ndeploy: hosts.yaml\napp_dir: wheels",
