@@ -189,7 +189,8 @@ class Run(Reply):
                 self.put(MayTryAgain(self.assignment.query.id, self.queries.proxies.tag))
             is_small = size_of(answer) < LARGE
             if is_small:
-                self.lane.put((answer, self))
+                # What the last one answers is written before its slot is free: nothing joins it.
+                self.lane.put((answer, self), GATHERED if self.queries.running > 1 else 1)
             else:
                 self.caller.put_in_parts(answer, self)
             if self.lane is self.caller.outbox or not is_small:  # else it arrives, or it is dead

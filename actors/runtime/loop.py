@@ -355,12 +355,13 @@ class Lane:
     def put(self, item: Any, gathered: int = GATHERED) -> None:
         """Add an item; it leaves at the end of this turn, or earlier with ``gathered`` items."""
         self._items.append(item)
-        if not self._flush_due:
-            self._flush_due = True
-            self._loop.flush_at_turn_end(self._flush)
+        is_due = self._flush_due
         if len(self._items) >= gathered:
             self._flush()
-            self._flush_due = True  # the callback of the turn's end is still to come
+            self._flush_due = is_due  # the callback of the turn's end may be still to come
+        elif not is_due:
+            self._flush_due = True
+            self._loop.flush_at_turn_end(self._flush)
 
     def put_all(self, items: list[Any]) -> None:
         """Add items that are to leave in as few messages as they fit in."""

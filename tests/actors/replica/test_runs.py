@@ -8,6 +8,7 @@ import threading
 
 import pytest
 
+from greenroom import serve
 from greenroom.actors.messages import queries as m
 from greenroom.core.errors import NotBegunError
 from greenroom.serve.handle import decode
@@ -127,6 +128,38 @@ def test_the_limit_holds_over_routers_that_know_nothing_of_each_other(gated, met
         gate.gate.set()
         assert await routers[0].outcomes([call for _, call in calls[:4]]) == [200] * 4
         assert gate.most == 4
+
+    one.run(ask())
+
+
+async def answers_first(scope, _receive, send):
+    if scope["type"] == "http":
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"here"})
+        await asyncio.sleep(0)
+
+
+def test_the_answer_of_the_only_query_is_there_before_its_code_has_returned(one_process):
+    one = one_process(serve.ingress(answers_first)(type("App", (), {})))
+    call = m.HttpCall("GET", "/", b"/", b"", (), b"", "http", "1.1", None, None, "")
+    heard = []
+
+    def submit():
+        asked = {"path": "/", "http_method": "GET", "call": m.packed(tuple(call))}
+        one.caller.submit(
+            query(one.caller.next_id(), **asked),
+            lambda answer: heard.append((answer.body, one.queries.running)),
+        )
+
+    async def ask():
+        submit()
+        await until(lambda: heard)
+        assert heard == [(b"here", 1)]
+        for _ in range(4):
+            submit()
+        await until(lambda: len(heard) == 5)
+        assert {body for body, _ in heard} == {b"here"}
+        await until(lambda: one.queries.running == 0)
 
     one.run(ask())
 

@@ -236,6 +236,25 @@ def test_a_lane_sends_what_gathers_in_a_turn_together_and_much_of_it_before_its_
     assert len(messages(recorder)) == 4
 
 
+@pytest.mark.parametrize("kind", [Lane, Outbox])
+def test_what_nothing_is_to_join_leaves_at_once_with_what_has_gathered(recorder, kind):
+    recorder.deliveries_at_once = 100
+    loop = Loop(recorder)
+    lane = kind(loop, "target", list)
+    lane.put(1, 1)
+    assert messages(recorder) == [[1]]
+    lane.put(2)
+    lane.put(3, 1)
+    assert messages(recorder) == [[1], [2, 3]]
+    lane.put(4)
+    assert messages(recorder) == [[1], [2, 3]]
+    turn(loop)
+    assert messages(recorder) == [[1], [2, 3], [4]]
+    lane.put(5)
+    turn(loop)
+    assert messages(recorder)[3:] == [[5]]
+
+
 def test_idle_outboxes_are_dropped_when_there_are_too_many(loop, recorder):
     outboxes = Outboxes()
     busy, held = Outbox(loop, "busy", list), Outbox(loop, "held", list)
