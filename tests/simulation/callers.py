@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from tests.simulation.world import SimProcess
 
 POISONED = 0.002  # how many queries no router can take
+REFUSED = {"BackPressureError", "DeploymentUnavailableError", "RouteNotFoundError"}
 
 
 class SimCaller:
@@ -28,7 +29,7 @@ class SimCaller:
         self._simulation = simulation
         self._rng = simulation.world.rng
         self._pace_s = self._rng.choice([0.05, 0.2, 0.5])
-        self._in_a_row = self._rng.choice([0, 100, 300])  # queries of a client that leases pay for
+        self._in_a_row = self._rng.choice([0, 50, 150])  # queries of a client that leases pay for
         loop: Any = process
         port = Port(PORT, process.identity, loop, machine=simulation.machine)
         self.caller = caller = Caller(port.loop, process.identity)
@@ -79,7 +80,9 @@ class SimCaller:
     def _answered(self, uid: str, then: Callback, answer: m.Answer | Stream) -> None:
         queries = self._simulation.checks.queries
         if not self._simulation.quiet:
-            self.process.call_later(0.0, then)
+            is_refused = isinstance(answer, m.FailedAnswer) and answer.kind in REFUSED
+            wait_s = self._rng.uniform(0.0, 2 * self._pace_s) if is_refused else 0.0
+            self.process.call_later(wait_s, then)
         if isinstance(answer, Stream):
             queries.stream_begun(uid)
             ended = partial(queries.stream_ended, uid)
