@@ -34,6 +34,11 @@ def check_name(parameter: str, name: object) -> None:
     _expect(isinstance(name, str) and name, parameter, name, "a non-empty string")
 
 
+def check_text(parameter: str, value: object) -> None:
+    """Raise InvalidRequestError unless it is a string, or None."""
+    _expect(value is None or isinstance(value, str), parameter, value, "a string, or None")
+
+
 def check_mapping(parameter: str, value: object) -> None:
     """Raise InvalidRequestError unless it is a dict, or alike."""
     _expect(isinstance(value, Mapping), parameter, value, "a dict")

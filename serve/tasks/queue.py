@@ -52,6 +52,7 @@ from greenroom.core.records import served_as
 from greenroom.core.validation import problems_in, unknown_name
 from greenroom.persistence.kv import MemoryStore, StoreError
 from greenroom.persistence.locations import location_at
+from greenroom.serve.admin.checks import check_list, check_mapping, check_name, check_text
 from greenroom.serve.handle import DeploymentHandle, DeploymentResponse
 from greenroom.serve.protocols.apps import describe_failure
 from greenroom.serve.tasks.callbacks import CallbackRefusedError, call_back, origin_of, target_of
@@ -76,6 +77,7 @@ def describe(job: Job) -> dict[str, Any]:
 
 
 def _check_status(status: str | None) -> None:
+    check_text("status", status)
     if status is not None and status not in get_args(Status):
         known = ", ".join(get_args(Status))
         raise InvalidRequestError(f"status={status[:40]!r}: must be one of {known}")
@@ -125,8 +127,8 @@ class TaskQueue:
         args: list[Any] | tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
         *,
-        idempotency_key: str = "",
-        callback_url: str = "",
+        idempotency_key: str | None = None,
+        callback_url: str | None = None,
     ) -> dict[str, Any]:
         """Enqueue a job and return it, once it is durable.
 
@@ -134,6 +136,12 @@ class TaskQueue:
         that the handler cannot be given; TooManyJobsError and JobsTooLargeError where there is no
         room; StateNotSavedError where the disk refuses.
         """
+        check_name("task_name", task_name)
+        check_list("args", args)
+        check_mapping("kwargs", kwargs or {})
+        check_text("idempotency_key", idempotency_key)
+        check_text("callback_url", callback_url)
+        idempotency_key, callback_url = idempotency_key or "", callback_url or ""
         await self._open()
         call = self._call(task_name, args, kwargs or {})
         if len(idempotency_key) > MAX_KEY_CHARACTERS:
@@ -163,6 +171,7 @@ class TaskQueue:
 
     async def get_task_status(self, task_id: str) -> dict[str, Any]:
         """Return a job; UnknownNameError for none."""
+        check_name("task_id", task_id)
         await self._open()
         return await self._described(self._jobs.get(task_id))
 
@@ -175,6 +184,7 @@ class TaskQueue:
 
         Async code gets asyncio.CancelledError; what sync code returns is dropped.
         """
+        check_name("task_id", task_id)
         await self._open()
         job = self._jobs.cancel(task_id, time.time())
         described = await self._described(job)
@@ -257,8 +267,8 @@ class TaskQueue:
             task,
             (),
             kwargs,
-            idempotency_key=request.headers.get("idempotency-key", ""),
-            callback_url=request.headers.get("callback-url", ""),
+            idempotency_key=request.headers.get("idempotency-key"),
+            callback_url=request.headers.get("callback-url"),
         )
 
     async def _overview(self, status: str | None) -> dict[str, Any]:

@@ -111,10 +111,34 @@ def test_calls_that_no_handler_takes_are_refused(queue):
     ):
         with pytest.raises(error, match=found):
             enqueue(queue, *call)
+    for found, call in (
+        ("task_name=3: must be a non-empty string", {"task_name": 3}),
+        ("args='12': must be a list", {"args": "12"}),
+        (r"kwargs=\[1\]: must be a dict", {"kwargs": [1]}),
+        ("idempotency_key=3: must be a string, or None", {"idempotency_key": 3}),
+        ("callback_url=3: must be a string, or None", {"callback_url": 3}),
+    ):
+        with pytest.raises(InvalidRequestError, match=found):
+            enqueue(queue, **{"task_name": "total", "args": [[1]], **call})
     with pytest.raises(InvalidRequestError, match="off"):
         enqueue(queue, "add", [1], callback_url="https://a.example")
     with pytest.raises(InvalidRequestError, match="255"):
         enqueue(queue, "add", [1], idempotency_key="x" * 256)
+
+
+def test_what_is_no_id_or_status_is_refused(queue):
+    for method in (queue.get_task_status, queue.get_task_result, queue.cancel_task):
+        with pytest.raises(
+            InvalidRequestError, match=r"task_id=\['a'\]: must be a non-empty string"
+        ):
+            method.remote(["a"]).result(timeout_s=5)
+    with pytest.raises(InvalidRequestError, match="status=3: must be a string"):
+        queue.list_tasks.remote(3).result(timeout_s=5)
+
+
+def test_a_job_may_be_given_none_for_what_it_has_not(queue):
+    job = enqueue(queue, "add", [1], None, idempotency_key=None, callback_url=None)
+    assert ended(queue, job["id"])["status"] == "SUCCEEDED"
 
 
 def test_none_is_taken_where_it_is_the_default(queue):
