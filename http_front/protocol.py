@@ -233,6 +233,8 @@ class Cycle:
             headers = [*headers, (b"x-request-id", request.id.encode("ascii"))]
         if request.requests is not None and request.requests.are_last:
             self.keep_alive = False
+        if request.expects_continue and self.coming is not None:  # no 100 was sent: it may not come
+            self.keep_alive = False
         if not self.keep_alive and status != SWITCHING:
             headers = [*headers, CLOSE]
         return response_head(status, headers, self._protocol.shared.default_head)

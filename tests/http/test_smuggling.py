@@ -118,3 +118,17 @@ async def test_a_path_that_servers_resolve_differently_is_refused(app, target):
 )
 async def test_a_path_with_other_dots_is_not(app, target):
     assert statuses(await exchange(app.front, get(target) + SECOND)) == [200, 200]
+
+
+@pytest.mark.parametrize(
+    ("line", "sent"), [(b"//", b""), (b"/-/healthz", b""), (b"/-/healthz", b"a")]
+)
+async def test_a_body_that_no_100_asked_for_may_never_come_so_what_follows_is_not_read(
+    app, line, sent
+):
+    expecting = b"Expect: 100-continue\r\nContent-Length: 100\r\n\r\n"
+    head = b"GET %s HTTP/1.1\r\nHost: x\r\n" % line + expecting
+    received = await exchange(app.front, head, sent + SECOND)
+    assert len(statuses(received)) == 1
+    assert b"\r\nconnection: close\r\n" in received
+    assert asked(app) == []
