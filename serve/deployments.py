@@ -16,7 +16,7 @@ from typing_extensions import TypeVar
 from greenroom.core.config import ActorOptions, BackendConfig, GivenSettings
 from greenroom.core.errors import InvalidRequestError
 from greenroom.core.operations import NewName
-from greenroom.core.validation import problems_in
+from greenroom.core.validation import explain_missing, problems_in
 from greenroom.serve.admin.checks import HINTS, check_arguments
 from greenroom.serve.tasks.consumers import QUEUE_OPTIONS, TASKS
 
@@ -93,9 +93,18 @@ class Application(Generic[R_co]):
     The same Application given to two of them is one deployment; two Applications are two.
     """
 
+    hints: ClassVar[Mapping[str, str]] = {
+        "remote": "serve.run returns a handle that has it",
+        "options": "give them before: MyDeployment.options(...).bind(...)",
+        "deploy": "serve.run does that",
+    }
+
     deployment: Deployment[R_co]
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = field(default_factory=dict)
+
+    if not TYPE_CHECKING:
+        __getattr__ = explain_missing
 
     def __repr__(self) -> str:
         return f"Application(deployment={self.deployment.name!r})"
@@ -117,6 +126,12 @@ handles: ContextVar[Mapping[int, DeploymentHandle] | None] = ContextVar("handles
 @dataclass(frozen=True, eq=False)
 class Deployment(Generic[R_co]):
     """A function or class and how to run it; made by :func:`deployment`, never changed."""
+
+    hints: ClassVar[Mapping[str, str]] = {
+        "remote": "serve.run(MyDeployment.bind()) returns a handle that has it",
+        "deploy": "serve.run(MyDeployment.bind()) does that",
+        "get_handle": "serve.get_deployment_handle returns one",
+    }
 
     func_or_class: Callable[..., Any]
     settings: DeploymentOptions
@@ -161,11 +176,6 @@ class Deployment(Generic[R_co]):
         InvalidRequestError where they are not those that it takes. Of a task consumer it is the
         queue before it.
         """
-        if (args or kwargs) and not inspect.isclass(self.func_or_class):
-            raise InvalidRequestError(
-                f"deployment {self.name!r} is a function, which is bound without arguments; "
-                "make it a class to give it some"
-            )
         check_arguments(f"deployment {self.name!r}", self.func_or_class, args, kwargs)
         application = Application(self, args, kwargs)
         consumer = getattr(self.func_or_class, TASKS, None)
@@ -201,7 +211,7 @@ class Deployment(Generic[R_co]):
             """Return a setting under its name, as Ray Serve has some."""
             if name in BackendConfig.model_fields:
                 return getattr(self.config, name)
-            raise AttributeError(f"Deployment has no attribute {name!r}", name=name, obj=self)
+            return explain_missing(self, name)
 
     def __repr__(self) -> str:
         return f"Deployment(name={self.name!r})"

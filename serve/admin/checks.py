@@ -76,8 +76,13 @@ def check_path(parameter: str, value: object) -> Path:
 def check_arguments(
     what: str, target: object, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> None:
-    """Raise InvalidRequestError where a class cannot be constructed with these."""
+    """Raise InvalidRequestError where a class cannot be constructed with these, or is none."""
     if not inspect.isclass(target):
+        if args or kwargs:
+            raise InvalidRequestError(
+                f"{what} is a function, which is constructed without arguments; make it a class to "
+                "give it some"
+            )
         return
     try:
         signature = inspect.signature(target)

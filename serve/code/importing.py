@@ -133,7 +133,11 @@ def _not_found(name: str, missing: str, folder: str) -> str:
     for place in ("src", ".."):
         if _is_in(Path(folder, place), name.split(".")):
             return f"no module named {missing!r} in {folder}; it is found with --app-dir {place}"
-    there = suggestion(name, found) or f"; it has: {_listed(found)}"
+    module, _, attribute = name.rpartition(".")
+    if hasattr(sys.modules.get(module), attribute):  # as Ray Serve writes it
+        there = f"; it is an attribute of {module}: try {module + ':' + attribute!r}"
+    else:
+        there = suggestion(name, found) or f"; it has: {_listed(found)}"
     return f"no module named {missing!r} in {folder} (see --app-dir) or on sys.path{there}"
 
 

@@ -114,7 +114,7 @@ def test_an_unknown_name_is_an_error_as_ever():
         ("serve.connect", AttributeError, "is in docs/migrating-from-ray-serve.md"),
         ("handle.broadcast('reset')", TypeError, r"App.broadcast with .remote\(...\), not"),
         ("handle.options(_prefer_local_routing=True)", ValueError, "no such setting; there are: m"),
-        ("App.init_args", AttributeError, "Deployment has no attribute 'init_args'"),
+        ("App.init_args", AttributeError, "Deployment has no 'init_args'"),
         ("App.options(rolling_update_percentage=1)", ValueError, "it is called max_surge_percent"),
         ("App.options(max_surge_percent=0)", ValueError, "max_surge_percent=0: must be greater"),
         ("serve.HTTPOptions(location='HeadOnly')", ValueError, "location: no such setting|forbid"),

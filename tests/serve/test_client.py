@@ -215,3 +215,14 @@ def test_the_command_line_begins_shows_and_ends_a_rollout(client, invoke):
         ["--to", "new", "--abort-if", "p9=1"],
     ):
         invoke("rollout", "e", *bad, code=2)
+
+
+def test_a_function_has_no_constructor_to_give_arguments_to(client):
+    for call in (
+        partial(client.create_backend, "a", hello, 1),
+        partial(client.deploy, "a", hello, init_args=[1]),
+        partial(client.deploy, "a", hello, init_kwargs={"x": 1}),
+    ):
+        with pytest.raises(InvalidRequestError, match="'a' is a function, which is constructed wi"):
+            call()
+    assert client.list_backends() == {}

@@ -79,7 +79,8 @@ def test_a_builder_function_gets_the_arguments(load):
     [
         ("dmeo", {}, "no module named 'dmeo' in .*did you mean demo?"),
         ("zzz", {}, r"no module named 'zzz' in .* \(see --app-dir\) or on sys.path; it has: demo"),
-        ("demo.inner", {}, "no module named 'demo.inner'"),
+        ("demo.inner", {}, "no module named 'demo.inner' in .*; it has: demo"),
+        ("demo.app", {}, "'demo.app' in .*; it is an attribute of demo: try 'demo:app'"),
         ("demo.py", {}, "'demo.py': expected MODULE.*not a file; try 'demo'"),
         ("./src/demo.py:app", {}, "try 'src.demo'"),
         ("a b", {}, "expected MODULE or MODULE:ATTRIBUTE"),

@@ -183,6 +183,20 @@ def test_misuse_is_reported_with_what_to_do_instead(call, kind, message):
         call()
 
 
+@pytest.mark.parametrize(
+    ("value", "name", "message"),
+    [
+        (deployed, "remote", r"Deployment has no 'remote'; serve.run\(.*\) returns a handle"),
+        (deployed.bind(), "remote", "Application has no 'remote'; serve.run returns a handle"),
+        (deployed.bind(), "options", "Application has no 'options'; give them before"),
+        (deployed.bind(), "other", "Application has no 'other'$"),
+    ],
+)
+def test_what_a_handle_has_is_not_asked_of_what_is_deployed(value, name, message):
+    with pytest.raises(AttributeError, match=message):
+        getattr(value, name)
+
+
 def test_a_class_cannot_inherit_from_a_deployment():
     with pytest.raises(TypeError, match=r"inherit from Plain.func_or_class"):
 
