@@ -186,9 +186,9 @@ class Registry:
     def _is_full(self, metric: Metric) -> bool:
         if sum(map(len, self._metrics.values())) < self._max_samples:
             return False
-        if not self.dropped and self._on_full is not None:
-            self._on_full(metric.name)
         self.dropped += 1
+        if self.dropped == 1 and self._on_full is not None:
+            self._on_full(metric.name)
         return True
 
 

@@ -133,6 +133,7 @@ class Sender:
         self._gathered_size = 0
         self._flush_due = False
         self._rest: Iterator[StreamPart] | None = None  # of what is sent, or was cancelled midway
+        self._sending = asyncio.Lock()  # several tasks may send, and what they send has parts
         self._window = Window()
         self._yielded_at = 0.0
         self.taken = self._window.taken
@@ -144,16 +145,15 @@ class Sender:
         This lets the loop run now and then, so that parts leave even if a generator awaits nothing.
         Where it is cancelled, what has begun to leave leaves whole, before whatever is sent next.
         """
-        if self._rest is not None:
-            await self._send_rest()
-        if ends == MORE and len(data) < MAX_JOINED:
+        is_small = ends == MORE and len(data) < MAX_JOINED
+        if is_small and self._rest is None and not self._sending.locked():
             self._gather(data)
             if not self._window.is_open:
-                await self._window.room()
+                async with self._sending:
+                    await self._window.room()
         else:
-            self.flush()
-            self._rest = pieces(self._query_id, data, ends)
-            await self._send_rest()
+            async with self._sending:
+                await self._send_in_turn(data, ends, is_small=is_small)
         if monotonic() - self._yielded_at > YIELD_AFTER_S:
             await asyncio.sleep(0)
             self._yielded_at = monotonic()
@@ -164,6 +164,17 @@ class Sender:
         if not self._window.is_closed:
             for part in self._rest or ():
                 self._put(part)
+
+    async def _send_in_turn(self, data: bytes, ends: int, *, is_small: bool) -> None:
+        if self._rest is not None:
+            await self._send_rest()
+        if is_small:
+            self._gather(data)
+            await self._window.room()
+        else:
+            self.flush()
+            self._rest = pieces(self._query_id, data, ends)
+            await self._send_rest()
 
     async def _send_rest(self) -> None:
         for part in self._rest or ():

@@ -63,7 +63,6 @@ class AsgiSocket:
         self._disconnect: Message | None = None
         self._refusal: tuple[int, Headers] | None = None
         self._refusal_body: list[bytes] = []
-        self._sending = asyncio.Lock()  # several tasks may send, and messages have several parts
 
     async def receive(self) -> Message:
         """Return the next event; cancelling it loses nothing."""
@@ -123,8 +122,7 @@ class AsgiSocket:
     async def _message(self, event: Message) -> None:
         text = event.get("text")
         content, ends = (bytes(event["bytes"]), BINARY) if text is None else (text.encode(), TEXT)
-        async with self._sending:
-            await self._reply.send(content, ends)
+        await self._reply.send(content, ends)
 
     async def _close(self, event: Message) -> None:
         code, reason = event.get("code"), event.get("reason")
@@ -133,9 +131,8 @@ class AsgiSocket:
         frame = close_frame(code, reason or "")
         self._state = "closed"  # before waiting: nothing may be sent after it
         self._disconnected(frame)
-        async with self._sending:
-            with contextlib.suppress(NobodyListensError):
-                await self._reply.send(frame, END)
+        with contextlib.suppress(NobodyListensError):
+            await self._reply.send(frame, END)
         self._answer(StreamEnded(self._query_id, SWITCHING))
 
     async def _refuse(self, _event: Message) -> None:

@@ -79,8 +79,10 @@ class Health:
         if recording is None:  # the last one may hang
             return False
         self._is_recording = True
-        recorded = await asyncio.wrap_future(recording)
-        self._is_recording = False
+        try:
+            recorded = await asyncio.wrap_future(recording)
+        finally:
+            self._is_recording = False
         stats, text = ({}, recorded.text) if isinstance(recorded, Failure) else (recorded, "")
         if isinstance(recorded, Failure) and text != self._stats_failure:
             logger.error("%s: record_autoscaling_stats failed: %s", self._tag, recorded.traceback)

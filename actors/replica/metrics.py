@@ -34,7 +34,8 @@ def warn_full(name: str) -> None:
 
 _own = Registry()
 of_users = Registry(MAX_USERS_SAMPLES, warn_full)
-lock = threading.Lock()  # of of_users and its metrics
+# Of of_users and its metrics; a finalizer of user code may count while this thread has it.
+lock = threading.RLock()
 
 _requests = _own.counter(
     "greenroom_replica_requests_total", "Queries that user code has ended, by HTTP status", "status"

@@ -172,6 +172,7 @@ def response_for(error: HTTPException) -> Response:
 
 
 async def _give_response(reply: Reply, response: Response, request: Request) -> HttpAnswer | None:
+    _check_status(response.status_code, "the response has")
     is_whole = not isinstance(response, StreamingResponse) and response.background is None
     if is_whole and hasattr(response, "body"):  # a FileResponse reads its file when it is called
         query_id, headers = reply.assignment.query.id, tuple(response.raw_headers)
@@ -242,11 +243,7 @@ class AsgiReply:
     def _start(self, event: Message) -> None:
         if self._status:
             raise UnsupportedResultError("the ASGI app sent http.response.start twice")
-        status = event.get("status")
-        if not isinstance(status, int) or not 200 <= status <= 999:
-            raise UnsupportedResultError(
-                f"the ASGI app sent the status {status!r}, expected 200 to 999"
-            )
+        status = _check_status(event.get("status"), "the ASGI app sent")
         try:
             self._headers = tuple((_bytes(name), _bytes(value)) for name, value in event["headers"])
         except KeyError:
@@ -255,7 +252,7 @@ class AsgiReply:
             raise UnsupportedResultError(
                 f"the ASGI app sent headers that are no pairs of bytes: {error}"
             ) from error
-        self._status = int(status)
+        self._status = status
 
     async def _body(self, body: bytes, *, more: bool) -> None:
         reply, query_id = self._reply, self._query_id
@@ -296,6 +293,12 @@ class AsgiReply:
         end, self._end = self._end, None
         if end is not None:
             self._reply.answer(end)
+
+
+def _check_status(status: Any, whose: str) -> int:
+    if not isinstance(status, int) or not 200 <= status <= 999:
+        raise UnsupportedResultError(f"{whose} the status {status!r}, expected 200 to 999")
+    return int(status)
 
 
 def _bytes(value: Any) -> bytes:

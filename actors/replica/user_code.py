@@ -50,7 +50,7 @@ from greenroom.actors.replica.context import Headers, Reply
 from greenroom.actors.replica.modules import users_traceback
 from greenroom.actors.replica.pickling import dumps as by_value
 from greenroom.actors.replica.servable import RefusedError, Servable, is_async, is_sync
-from greenroom.actors.replica.threads import MAX_THREADS, Stuck, UserLoop, outcome_of
+from greenroom.actors.replica.threads import MAX_THREADS, NO_KWARGS, Stuck, UserLoop, outcome_of
 from greenroom.actors.runtime import tracing
 from greenroom.actors.runtime.forking import end_process
 from greenroom.actors.runtime.settings import read_settings
@@ -204,11 +204,9 @@ class UserCode:
 
     def check_health(self) -> Future[Failure | None]:
         """Call the instance's check_health, where it has one."""
-        check = self.servable.hook("check_health")
+        check, error = self._hook("check_health")
         if check is None:
-            healthy: Future[Failure | None] = Future()
-            healthy.set_result(None)
-            return healthy
+            return _settled(None if error is None else Failure.of(error))
         if is_async(check) or self.servable.has_own_thread:
             return self._check(check)
         # Not by way of the event loop, which user code may be blocking.
@@ -223,8 +221,14 @@ class UserCode:
 
     def autoscaling_stats(self) -> Future[dict[str, float] | Failure] | None:
         """Call the instance's record_autoscaling_stats; None where it has none."""
-        method = self.servable.hook("record_autoscaling_stats")
+        method, error = self._hook("record_autoscaling_stats")
+        if error is not None:
+            return _settled(Failure.of(error))
         return None if method is None else self._record(method)
+
+    def _hook(self, name: str) -> tuple[Any, BaseException | None]:
+        """Return a hook, None for none; or what a ``__getattr__`` or property of it raises."""
+        return outcome_of(self.servable.hook, (name,), NO_KWARGS)
 
     @_from_any_thread
     async def _record(self, method: Any) -> dict[str, float]:
@@ -473,6 +477,12 @@ def _failed(query: Query, error: BaseException, *, is_http: bool) -> FailedAnswe
         return FailedAnswer(query.id, kind, "the deployment raised an exception")
     text, trace, pickled, _ = Failure.of(error)
     return FailedAnswer(query.id, kind, text, exception=pickled, traceback=trace)
+
+
+def _settled(result: Result) -> Future[Result]:
+    future: Future[Result] = Future()
+    future.set_result(result)
+    return future
 
 
 def _failure_in(check: Callable[[], Any]) -> Failure | None:

@@ -115,8 +115,12 @@ class Wear:
 
 
 def memory_bytes() -> int:
-    """Return this process's proportional set size."""
-    lines = _ROLLUP.read_text(encoding="ascii").splitlines()
+    """Return this process's proportional set size; 0 where it cannot be read now."""
+    try:
+        lines = _ROLLUP.read_text(encoding="ascii").splitlines()
+    except OSError as error:  # such as that user code has taken all descriptors
+        _warn(RestartReason.MAX_MEMORY, str(error))
+        return 0
     return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
 
 
@@ -133,7 +137,7 @@ def gpu_memory_bytes() -> int:
         devices = map(nvml.nvmlDeviceGetHandleByIndex, range(nvml.nvmlDeviceGetCount()))
         users = [each for one in devices for each in nvml.nvmlDeviceGetComputeRunningProcesses(one)]
     except nvml.NVMLError as error:  # such as a GPU that is lost
-        _warn(str(error))
+        _warn(RestartReason.MAX_GPU_MEMORY, f"NVML does not answer: {error}")
         return 0
     return sum(each.usedGpuMemory or 0 for each in users if each.pid == os.getpid())
 
@@ -145,12 +149,13 @@ def _nvml() -> Any:
         nvml = importlib.import_module("pynvml")
         nvml.nvmlInit()
     except Exception as error:  # ImportError, or its own, such as "NVML Shared Library Not Found"
-        _warn(f"{type(error).__name__}: {error}; is nvidia-ml-py installed, and a driver?")
+        why = f"{type(error).__name__}: {error}; is nvidia-ml-py installed, and a driver?"
+        _warn(RestartReason.MAX_GPU_MEMORY, f"NVML does not answer: {why}")
         return None
     return nvml
 
 
 @functools.cache
-def _warn(why: str) -> None:
+def _warn(limit: RestartReason, why: str) -> None:
     """Log once for each reason."""
-    logger.warning("max_gpu_memory_bytes limits nothing here, as NVML does not answer: %s", why)
+    logger.warning("%s limits nothing while it cannot be measured: %s", limit, why)

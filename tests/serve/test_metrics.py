@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import pickle
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import cloudpickle
@@ -151,3 +153,20 @@ def test_in_local_testing_mode_all_is_counted_and_can_be_read(name):
     handle.remote().result()
     added = 'deployment="Counting",replica="local#Counting#local",application="local"'
     assert lines(f"{name}_total") == {f'route="",{added}': 1}
+
+
+def test_what_counting_leads_to_may_count_as_a_handler_of_logs_or_a_finalizer_does(name):
+    program = f"""
+import logging
+from greenroom.serve import metrics
+rows = metrics.Counter({name!r}, tag_keys=("n",))
+class Counting(logging.Handler):
+    def emit(self, record):
+        rows.inc(tags={{"n": "0"}})
+        rows.inc(tags={{"n": "one more"}})
+logging.getLogger().addHandler(Counting())
+for number in range(1_100):  # some of which are dropped, and a warning says so
+    rows.inc(tags={{"n": str(number)}})
+assert 'n="0",deployment="",replica="",application=""}} 2' in metrics.text(), metrics.text()
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=30)

@@ -285,6 +285,32 @@ async def test_nothing_comes_after_the_part_that_ends_everything():
     assert joined.stream.take_value(lambda: None) is None
 
 
+@pytest.mark.parametrize("size", [MAX_JOINED // 2, 2 * WINDOW])
+async def test_tasks_that_send_at_once_all_go_on_and_what_each_sends_stays_whole(size):
+    joined, got, marks = Joined(), bytearray(), [b"a", b"b", b"c"]
+
+    async def make(mark: bytes) -> None:
+        for _ in range(3 * WINDOW // MAX_JOINED):
+            await joined.sender.send(mark * size)
+
+    async def take() -> None:
+        while (data := await joined.stream.next_bytes()) is not None:
+            got.extend(data)
+
+    async with asyncio.timeout(10):
+        taking = asyncio.create_task(take())
+        carrying = asyncio.create_task(keep_carrying(joined, 3))
+        await asyncio.gather(*map(make, marks))
+        carrying.cancel()
+        joined.sender.finish()
+        joined.carry()
+        joined.stream.ended(ENDED)
+        await taking
+    blocks = [bytes(got[start : start + size]) for start in range(0, len(got), size)]
+    assert len(blocks) == 3 * len(marks) * WINDOW // MAX_JOINED
+    assert all(block in {mark * size for mark in marks} for block in blocks)
+
+
 async def test_joined_parts_are_bounded_in_number_and_size():
     joined = Joined()
     for data in (*[b"a"] * (MOST_JOINED + 1), *[b"b" * (MAX_JOINED // 2)] * 3):

@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
-from starlette.responses import StreamingResponse
+from starlette.exceptions import HTTPException
+from starlette.responses import Response, StreamingResponse
 
 from greenroom import serve
 from greenroom.serve.admin import applications
@@ -49,6 +50,15 @@ class Wrong:
 
     def a_streams_header(self, _: Any) -> Any:
         return StreamingResponse(iter(["split"]), headers={"x-a": EVIL})
+
+    def a_status_of_0(self, _: Any) -> Any:
+        return Response("secret", status_code=0)
+
+    def a_status_of_100(self, _: Any) -> Any:
+        return Response("secret", status_code=100)
+
+    def an_exceptions_status(self, _: Any) -> Any:
+        raise HTTPException(status_code=1000, detail="secret")
 
     async def late_exception(self, _: Any) -> AsyncIterator[str]:
         yield "begun"
@@ -141,6 +151,9 @@ def raw(running):
         ("an-exception", b"the deployment raised an exception"),
         ("an-unknown-handle", b"the deployment raised an exception"),
         ("a-streams-header", b"invalid response header b'x-a'"),
+        ("a-status-of-0", b"has the status 0, expected 200 to 999"),
+        ("a-status-of-100", b"has the status 100, expected 200 to 999"),
+        ("an-exceptions-status", b"has the status 1000, expected 200 to 999"),
         ("a-part", b"a generator yielded a int; yield str or bytes"),
         ("an-early-exception", b"the deployment raised an exception"),
     ],

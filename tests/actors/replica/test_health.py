@@ -156,3 +156,35 @@ def test_what_it_records_for_autoscaling_is_kept_and_failures_change_nothing_els
     for bad in ("[1]", "{'gpu': float('nan')}", "{i: i for i in range(99)}", "1 / 0"):
         assert record(bad) == (True, {})
         assert record("{'gpu': 1}") == (True, {"gpu": 1.0})
+
+
+class Elusive:
+    """Has any attribute, unless it is told to fail."""
+
+    error: BaseException | None = None
+
+    def __call__(self):
+        return "well"
+
+    def __getattr__(self, name):
+        if self.error is not None:
+            raise self.error
+        raise AttributeError(name)
+
+
+@pytest.mark.parametrize("error", [KeyError("check_health"), SystemExit(3)])
+def test_what_the_search_for_a_hook_raises_is_a_failed_check(one_process, error):
+    one = one_process(Elusive)
+    health = Health(one.user_code, "r1")
+
+    async def ask():
+        config = {"max_ongoing_requests": 5, "health_check_timeout_s": TIMEOUT_S}
+        assert await health.check(config) is None
+        one.user_code.servable.instance.error = error
+        failure = await health.check(config)
+        assert type(error).__name__ in failure.text
+        assert not await health.record()
+        one.user_code.servable.instance.error = None
+        assert await health.check(config) is None
+
+    one.run(ask())

@@ -99,6 +99,19 @@ def test_without_nvml_one_warning_says_that_the_limit_is_none(
     assert [message in each for each in caplog.messages] == [True]
 
 
+def test_memory_that_cannot_be_read_limits_nothing_meanwhile(monkeypatch, tmp_path, caplog):
+    worn = Worn(monkeypatch, max_memory_bytes=100 * MIB)
+    rollup = tmp_path / "smaps_rollup"  # the process has no descriptor left to open it, say
+    monkeypatch.setattr(wear, "_ROLLUP", rollup)
+    worn.loop.pass_time(3 * CHECK_S)
+    assert worn.said == []
+    assert ["max_memory_bytes" in each for each in caplog.messages] == [True]
+    rollup.write_text(f"Pss:  {110 * 1024} kB\n")
+    worn.loop.pass_time(CHECK_S)
+    text = "it has 110 MiB of memory, and max_memory_bytes are 100 MiB"
+    assert worn.said == [f"max_memory_bytes: {text}"]
+
+
 # --- Over a real system ---------------------------------------------------------------------------
 
 
