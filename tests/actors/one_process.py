@@ -31,7 +31,7 @@ from greenroom.core.routing.tables import (
 )
 from greenroom.serve.code.packing import pack_code
 from greenroom.serve.handle import DeploymentHandle
-from tests.support.lone_loop import LoneTransport
+from tests.support.lone_loop import LoneMachine, LoneTransport
 from tests.support.queries import query
 
 DEADLINE_S = 30.0
@@ -50,7 +50,9 @@ class Place:
         self.process = this_process()._replace(incarnation=f"{id(self):016x}")
         self.address = self
         self.handlers: dict[type, Callable[[Any, Any], None]] = {}
-        self.loop = PlaceLoop(_Transport(loop, self), lambda _: None)
+        transport: Any = _Transport(loop, self)
+        self.machine = LoneMachine(transport)
+        self.loop = Loop(transport, lambda _: None, self.machine)
         _places[id(self)] = self
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -64,30 +66,6 @@ class Place:
         handler = self.handlers.get(type(message))
         if handler is not None:
             handler(message, sender)
-
-
-class PlaceLoop(Loop):
-    """The loop of a place, for which other processes live until a test ends them."""
-
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self._watching: list[tuple[str, Callable[[], None]]] = []
-
-    def watch_process(self, process: Process, on_exit: Callable[[], None], *_: Any) -> Any:
-        watch = process.incarnation, on_exit
-        self._watching.append(watch)
-        return lambda: watch in self._watching and self._watching.remove(watch)
-
-    @property
-    def watched(self) -> set[str]:
-        """The incarnations of the processes whose ends are of interest here."""
-        return {incarnation for incarnation, _ in self._watching}
-
-    def end(self, process: Process) -> None:
-        """End a process, as far as this place sees."""
-        for watch in [each for each in self._watching if each[0] == process.incarnation]:
-            self._watching.remove(watch)
-            watch[1]()
 
 
 class _Transport(LoneTransport):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
+import os
 from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
@@ -55,20 +55,15 @@ class _EventLoop(VirtualTimeLoop):
 
     def __init__(self) -> None:
         super().__init__()
-        self.readers: dict[int, Callable[..., object]] = {}
         self.opened.append(self)
-
-    def add_reader(self, fd: Any, callback: Callable[..., object], *_: Any) -> None:
-        self.readers[fd] = callback
-
-    def remove_reader(self, fd: Any) -> bool:
-        return self.readers.pop(fd, None) is not None
 
 
 def close_loops() -> None:
-    """Close the loops of a test that is over."""
+    """Close the loops of a test that is over, and what they watch."""
     while _EventLoop.opened:
         _EventLoop.opened.pop().close()
+    while LoneMachine.opened:
+        os.close(LoneMachine.opened.pop())
 
 
 class TurnEnd:
@@ -77,7 +72,16 @@ class TurnEnd:
     on_error: Callable[[Exception, object], None]
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.add = loop.call_soon
+        self._loop = loop
+
+    def add(self, callback: Callback) -> None:
+        self._loop.call_soon(self._run, callback)
+
+    def _run(self, callback: Callback) -> None:
+        try:
+            callback()
+        except Exception as error:
+            self.on_error(error, callback)
 
 
 class LoneTransport:
@@ -125,20 +129,38 @@ class LoneTransport:
 class LoneMachine(Machine):
     """Every process lives until the test ends it, and each port has the same transport."""
 
+    opened: ClassVar[set[int]] = set()  # descriptors
+
     def __init__(self, transport: LoneTransport) -> None:
         self.transport = transport
         self.monotonic = transport.loop.time  # type: ignore[method-assign]
         self.pidfds: dict[int, Process] = {}
+        self.ended: set[Process] = set()  # those that were dead before they are watched
         self.arrived: Callable[[Any, Any], None]
-        self._numbers = itertools.count(1_000_000)
 
-    def open_pidfd(self, process: Process) -> int:  # type: ignore[override]
-        number = next(self._numbers)
+    def open_pidfd(self, process: Process) -> int | None:  # type: ignore[override]
+        if process in self.ended:
+            return None
+        number = os.eventfd(0)
+        self.opened.add(number)
         self.pidfds[number] = process
         return number
 
     def close_pidfd(self, number: int) -> None:  # type: ignore[override]
         del self.pidfds[number]
+        if number in self.opened:
+            self.opened.remove(number)
+            os.close(number)
+
+    def watching(self) -> set[str]:
+        """Return the incarnations of the processes whose ends are of interest."""
+        return {process.incarnation for process in self.pidfds.values()}
+
+    def end(self, process: Process) -> None:
+        """Have those who watch a process see its end, in the next pass of their loop."""
+        for number, known in self.pidfds.items():
+            if known == process:
+                os.eventfd_write(number, 1)
 
     def attach(self, _port: int, _loop: Any, arrived: Callable[[Any, Any], None], _way: Any) -> Any:  # type: ignore[override]
         self.arrived = arrived
@@ -146,17 +168,23 @@ class LoneMachine(Machine):
 
 
 class LoneLoop(Loop):
-    """A :class:`Loop` whose time stands still unless the test lets it pass; it begins with 100."""
+    """A :class:`Loop` whose time stands still unless the test lets it pass; it begins with 100.
 
-    def __init__(self) -> None:
-        self.outside = transport = LoneTransport()
+    One ``beside`` another is of another process of that machine, with the same clock.
+    """
+
+    def __init__(self, beside: LoneLoop | None = None) -> None:
+        self.outside = transport = LoneTransport(beside and beside.asyncio)
         self.are_links_cut = False
         self.links: list[Beats] = []
         self.answer_to: Callable[[bytes], bytes] = lambda beat: beat  # of other hosts' processes
         self.tried: list[str] = []  # hosts of which it was asked whether they answer
         self._made: list[Timer] = []
-        super().__init__(transport, machine=LoneMachine(transport))  # type: ignore[arg-type]
-        self.stand_still(100.0)
+        machine = LoneMachine(transport) if beside is None else beside.machine
+        self.raised: list[Exception] = []  # by callbacks, and not by pass_time() yet
+        super().__init__(transport, self.raised.append, machine)  # type: ignore[arg-type]
+        if beside is None:
+            self.stand_still(100.0)
 
     @property
     def outbox(self) -> list[Sent]:
@@ -174,7 +202,7 @@ class LoneLoop(Loop):
         self.machine.arrived(message, sender)  # type: ignore[attr-defined]
 
     def pass_time(self, seconds: float) -> None:
-        """Let everything happen that happens within so many seconds."""
+        """Let everything happen that happens within so many seconds; raise what that raises."""
 
         async def rest() -> None:
             await asyncio.sleep(seconds)
@@ -182,6 +210,8 @@ class LoneLoop(Loop):
                 await asyncio.sleep(0)
 
         self.asyncio.run_until_complete(rest())
+        if self.raised:
+            raise self.raised.pop(0)
 
     def stand_still(self, seconds: float) -> None:
         """Let time pass in which nothing runs here."""
@@ -193,14 +223,13 @@ class LoneLoop(Loop):
         return [seconds for seconds in left if seconds > 1e-6]  # what is due has run
 
     def watched(self) -> list[Process]:
-        """Return the processes whose ends are of interest here."""
+        """Return the processes whose ends are of interest on this machine."""
         return [*self.machine.pidfds.values()]  # type: ignore[attr-defined]
 
     def end(self, process: Process) -> None:
-        """End a process, as far as this loop sees."""
-        for number, known in list(self.machine.pidfds.items()):  # type: ignore[attr-defined]
-            if known == process:
-                self.outside.loop.readers[number]()  # type: ignore[attr-defined]
+        """End a process, as far as this machine sees."""
+        self.machine.end(process)  # type: ignore[attr-defined]
+        self.pass_time(0.0)
 
     # --- What a Loop does, noted ------------------------------------------------------------------
 

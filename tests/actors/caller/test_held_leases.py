@@ -35,6 +35,7 @@ from greenroom.core.routing.tickets import NewQuery
 from greenroom.core.routing.traffic import Split, key_of
 from tests.core.routing.queries import finished, ongoing
 from tests.support.leftovers import where_named
+from tests.support.lone_loop import LoneLoop, Sent, close_loops
 from tests.support.queries import query
 
 LIMIT = 6  # of which a replica has one slot that is never leased
@@ -44,81 +45,41 @@ INDEX = st.integers(0, 50)
 
 
 class Wires:
-    """Messages on their way, in order for each pair of processes, and timers."""
+    """Messages on their way, in order for each pair of processes, which have one clock."""
 
     def __init__(self) -> None:
-        self.now = 0.0
         self.under_way: dict[tuple[str, str], deque[tuple[Any, Callable[[], None]]]] = {}
-        self.turn: list[Callable[[], None]] = []
-        self.timers: list[tuple[float, int, str, Callable[[], None]]] = []
-        # By process: who watches it, and what to do at its end.
-        self.watchers: defaultdict[m.Process, list[tuple[str, Callable[[], None]]]]
-        self.watchers = defaultdict(list)
-        self.dead: set[m.Process] = set()
-        self.numbers = itertools.count()
+        self.loops: dict[str, LoneLoop] = {}  # of the processes
 
-    def end_turn(self) -> None:
-        while self.turn:
-            self.turn.pop(0)()
+    def loop(self, name: str) -> LoneLoop:
+        """Return the loop of a process that begins."""
+
+        def takes(sent: Sent) -> None:
+            way = self.under_way.setdefault((name, sent.target), deque())
+            way.append((sent.message, sent.arrived))
+
+        made = LoneLoop(next(iter(self.loops.values()), None))
+        made.outside.takes = takes
+        self.loops[name] = made
+        return made
+
+    @property
+    def now(self) -> float:
+        return self.loops["proxy"].asyncio.time()
 
     def sleep(self, seconds: float) -> None:
-        until = self.now + seconds
-        while (due := min(self.timers, default=None)) is not None and due[0] <= until:
-            self.timers.remove(due)
-            self.now = max(self.now, due[0])
-            due[-1]()
-            self.end_turn()
-        self.now = until
+        self.loops["proxy"].pass_time(seconds)
+        for loop in self.loops.values():
+            assert not loop.raised
 
-
-class WiredLoop:
-    """The loop of one process."""
-
-    deliveries_at_once = 256
-
-    def __init__(self, wires: Wires, name: str) -> None:
-        self._wires, self._name = wires, name
-        self.asyncio = SimpleNamespace(time=lambda: wires.now)
-
-    def send(
-        self,
-        target: str,
-        message: Any,
-        on_sent: Callable[[], None] = lambda: None,
-        _on_failed: Callable[[], None] = lambda: None,
-    ) -> None:
-        way = self._wires.under_way.setdefault((self._name, target), deque())
-        way.append((message, on_sent))
-
-    send_loosely = send
-
-    def at_turn_end(self, callback: Callable[[], None]) -> None:
-        self._wires.turn.append(callback)
-
-    flush_at_turn_end = at_turn_end
-
-    def call_later(self, delay_s: float, callback: Callable[[], None]) -> Any:
-        timer = (self._wires.now + delay_s, next(self._wires.numbers), self._name, callback)
-        timers = self._wires.timers
-        timers.append(timer)
-        return SimpleNamespace(cancel=lambda: timers.remove(timer) if timer in timers else None)
-
-    def watch_process(self, process: m.Process, on_exit: Callable[[], None]) -> Callable[[], None]:
-        if process in self._wires.dead:
-            self._wires.turn.append(on_exit)
-            return lambda: None
-        watch, watchers = (self._name, on_exit), self._wires.watchers[process]
-        watchers.append(watch)
-        return lambda: watchers.remove(watch) if watch in watchers else None
-
-    def guarded(self, callback: Callable[..., None], *args: Any) -> None:
-        callback(*args)
+    def end_turn(self) -> None:
+        self.sleep(0.0)
 
 
 class Replica:
     """A replica as far as leases go: it runs what an open lease brings, and refuses the rest."""
 
-    def __init__(self, table: ReplicaTable, split: Split, loop: WiredLoop) -> None:
+    def __init__(self, table: ReplicaTable, split: Split, loop: LoneLoop) -> None:
         self.table = table
         self._split = split
         self.process: Any = table.process
@@ -173,8 +134,7 @@ class Caller(callers.Caller):
     """A caller, and how many of its queries were answered."""
 
     def __init__(self, name: str, wires: Wires) -> None:
-        process = m.Process(10, next(wires.numbers), name)
-        super().__init__(WiredLoop(wires, name), process)  # type: ignore[arg-type]
+        super().__init__(wires.loop(name), m.Process(10, 1, name))
         self.name = name
         self.met_proxy("proxy", PROXY)
         self.attached(m.AttachCallerReply(proxy=PROXY, ready=True))
@@ -223,10 +183,10 @@ class LeaseModel(RuleBasedStateMachine):
         self.callers: dict[str, Caller] = {}
         self.assigned: defaultdict[str, dict[int, tickets.Ticket]] = defaultdict(dict)
         self.attached: dict[Any, Any] = {}  # the callers
-        self.loop = WiredLoop(self.wires, "proxy")
+        self.loop = self.wires.loop("proxy")
         self.timer: Any = None  # of what the router has due
         self.desk = desks.LeaseDesk(
-            self.loop,  # type: ignore[arg-type]
+            self.loop,
             PROXY,
             self.router,
             self.perform,
@@ -235,7 +195,7 @@ class LeaseModel(RuleBasedStateMachine):
         for _ in self.traffic:
             self.add_replica()
         table = EndpointTable(name="e", traffic=self.traffic)
-        self.perform(self.router.set_endpoint("e", table, 0.0))
+        self.perform(self.router.set_endpoint("e", table, self.wires.now))
         for which in range(2):
             self.add_caller()
             # So soon after each other that leases are worth it.
@@ -294,7 +254,7 @@ class LeaseModel(RuleBasedStateMachine):
                 tag=tag, address=tag, process=m.Process(2, next(self.ids), tag), host=""
             )
             split = Split(self.traffic)
-            self.replicas[tag] = Replica(table, split, WiredLoop(self.wires, tag))
+            self.replicas[tag] = Replica(table, split, self.wires.loop(tag))
             self.publish()
 
     @rule(which=INDEX, count=st.integers(1, 8))
@@ -385,10 +345,10 @@ class LeaseModel(RuleBasedStateMachine):
         tag = replica.table.tag
         del self.replicas[tag]
         self.gone.add(tag)
-        self.wires.dead.add(replica.process)
         self.assigned.pop(tag, None)
-        for _, heard in list(self.wires.watchers.pop(replica.process, ())):
-            heard()
+        del self.wires.loops[tag]
+        self.loop.machine.ended.add(replica.process)
+        self.loop.end(replica.process)
         self.perform(self.router.replica_gone(tag, (), self.wires.now))
         self.publish()
         self.wires.end_turn()
@@ -398,13 +358,13 @@ class LeaseModel(RuleBasedStateMachine):
         caller = _pick(self.callers, which)
         del self.callers[caller.name], self.attached[caller.name]
         self.gone.add(caller.name)
-        self.wires.timers[:] = [each for each in self.wires.timers if each[2] != caller.name]
+        loop = self.wires.loops.pop(caller.name)
+        loop.close()
+        loop.stop()
         for way in [way for way in self.wires.under_way if way[0] == caller.name]:
             del self.wires.under_way[way]
         for replica in self.replicas.values():
             replica.forget(caller.name)  # it hears of the end before the router, or refuses more
-        for watchers in self.wires.watchers.values():
-            watchers[:] = [each for each in watchers if each[0] != caller.name]
         self.perform(self.router.caller_gone(caller.name, self.wires.now))
         self.desk.check_confirmed()
         self.add_caller()
@@ -431,6 +391,7 @@ class LeaseModel(RuleBasedStateMachine):
         finally:
             for patch in self._patches:
                 patch.stop()
+            close_loops()
 
     def _assert_nothing_waits_for_ever(self) -> None:
         """Where queries wait, all leases beside them are revoked, though nothing ends meanwhile."""
@@ -477,9 +438,10 @@ class LeaseModel(RuleBasedStateMachine):
                 for each in state["_targets"].values()
             )
         assert not any(replica.open for replica in self.replicas.values()), "all were closed"
-        watched = Counter({key: len(each) for key, each in self.wires.watchers.items() if each})
+        watched = Counter(self.loop.watched())
         assert watched == living, "whom a caller may send to, and only they, are watched"
-        assert not self.wires.timers
+        assert not [name for name, loop in self.wires.loops.items() if loop.due()]
+        self.loop.machine.ended.clear()
         kept_by = [self.router, self.desk, *self.callers.values()]
         assert not [where for each in kept_by for where in where_named(each, self.gone)]
         assert not self.router.leases.unconfirmed
@@ -698,7 +660,7 @@ def test_of_an_answer_that_has_begun_under_a_lease_the_router_may_only_say_why_i
 def test_a_grant_says_all_that_its_caller_decides_by_and_routes_once(model):
     caller, tag = _pick(model.callers, 0), _pick(model.replicas, 0).table.tag
     table = EndpointTable(name="e", traffic=model.traffic, route="/x", methods=("GET",))
-    model.perform(model.router.set_endpoint("e", table, 0.0))
+    model.perform(model.router.set_endpoint("e", table, model.wires.now))
     model.deliver_all()
     replica = model.router.state.replicas[tag]
     replica.weight = replica.weight._replace(pace=2.0)
@@ -709,7 +671,7 @@ def test_a_grant_says_all_that_its_caller_decides_by_and_routes_once(model):
     assert [(each.slots, each.pace) for each in first.slots] == [(2, 2.0)]
     assert second.routes is None
     table = EndpointTable(name="e", traffic=model.traffic, route="/y")
-    model.perform(model.router.set_endpoint("e", table, 0.0))
+    model.perform(model.router.set_endpoint("e", table, model.wires.now))
     model.desk.grant(tickets.Grant(tickets.Lease(99, caller.name, "e", "b", {tag: 2})))
     assert model.wires.under_way["proxy", caller.name][-1][0].routes == {"/y": "e"}, "they changed"
     model.wires.under_way["proxy", caller.name].clear()
@@ -734,6 +696,15 @@ def test_the_router_hears_all_of_a_report(model):
     with mock.patch.object(model.router.leases, "used", return_value=[]) as used:
         model.desk.used(report)
     used.assert_called_once_with("c", 7, Used(3, ended, failed, took, 2), model.wires.now)
+
+
+def test_the_routes_of_a_grant_take_the_place_of_those_before(model):
+    caller = _pick(model.callers, 0)
+    number = caller.leases.held["e", "b"].number
+    for more, route in ((1, "/old"), (2, "/new")):
+        caller.leases.granted(replace(grant(model, number + more), routes={route: "e"}))
+    assert not caller.send(next(model.ids), endpoint=None, path="/old")
+    assert caller.send(next(model.ids), endpoint=None, path="/new")
 
 
 def test_a_method_that_the_endpoint_does_not_take_is_left_to_the_router(model):
@@ -805,8 +776,11 @@ def test_queries_of_a_replica_that_dies_go_to_the_router_and_no_more_are_sent_th
     model.wires.end_turn()
     model.deliver_all()
     assert (caller.name, numbers[0]) in replica.running
-    assert caller.send(numbers[1])  # and it has not left yet
+    leased: list[bool] = []
+    # And it has not left yet: its turn ends after that in which the death is seen.
+    model.loop.asyncio.call_soon(lambda: leased.append(caller.send(numbers[1])))
     model.kill_replica(0)
+    assert leased == [True]
     assert not any(map(caller.has_leased, numbers))
     (to_router,) = sent_to_proxy(model, caller, m.SubmitQueries)
     assert [each.id for each in to_router.queries] == numbers

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import time
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from greenroom import serve
 from greenroom.actors.caller import held_leases as caller_leases, proxy_link
 from greenroom.actors.messages.control import MeetProxy
 from greenroom.actors.messages.queries import (
@@ -19,6 +21,7 @@ from greenroom.actors.messages.queries import (
     OpenLease,
     Process,
 )
+from greenroom.actors.proxy import leases as desks
 from greenroom.core.errors import DeploymentUnavailableError, ReplicaUnavailableError
 from greenroom.core.routing.leases import FENCE_S
 from greenroom.core.routing.tables import ENDPOINT_PREFIX, EndpointTable
@@ -32,9 +35,10 @@ ELSEWHERE = (f"{ENDPOINT_PREFIX}e", EndpointTable(name="e", traffic={"other": 1.
 
 
 class Model:
-    """Takes as long as it is told."""
+    """Takes as long as it is told, and notes how long it may."""
 
     async def __call__(self, seconds: float = 0.0) -> float:
+        self.may_take_s = serve.get_request_context().remaining_s
         await asyncio.sleep(seconds)
         return seconds
 
@@ -45,12 +49,15 @@ class Leased:
     def __init__(self, one: OneProcess) -> None:
         self.one, self.leases, self.handle = one, one.caller.leases, one.handle
 
-    async def hold(self) -> None:
-        """Send queries until there is a lease."""
-        deadline = time.monotonic() + DEADLINE_S
+    async def hold(self) -> int:
+        """Send queries until there is a lease; return how many."""
+        deadline, count = time.monotonic() + DEADLINE_S, 0
         while not self.leases.held:
+            count += 1
             assert time.monotonic() < deadline
-            await self.handle.remote()
+            with contextlib.suppress(TimeoutError):  # on a busy machine, where that is short
+                await self.handle.remote()
+        return count
 
     def change(self) -> list[bool]:
         """Take the traffic away; return what is filled when that may be acknowledged."""
@@ -101,7 +108,9 @@ async def test_queries_go_straight_to_the_replica_and_are_counted_all_the_same(l
 
 
 @on_its_loop
-async def test_a_change_is_acknowledged_when_the_caller_has_returned_its_lease(leased):
+async def test_a_change_is_acknowledged_when_the_caller_has_returned_its_lease(leased, monkeypatch):
+    monkeypatch.setattr(desks, "FENCE_S", 3600.0)  # so that no replica refuses it meanwhile
+    monkeypatch.setattr(caller_leases, "IDLE_S", 3600.0)  # nor is it returned as unused
     await leased.hold()
     running = leased.handle.remote(0.2)
     await until(lambda: leased.one.queries.running)
@@ -162,15 +171,15 @@ async def test_a_replica_stops_to_watch_a_caller_that_has_left_it(leased, is_idl
     replica: Any = leased.one.queries.port.address
 
     await leased.hold()
-    await until(lambda: caller in replica.loop.watched)
+    await until(lambda: caller in replica.machine.watching())
     running = None if is_idle else leased.handle.remote(0.3)
     await until(lambda: is_idle or leased.one.queries.running)
     names = tuple(leased.one.queries.leases)
     close = CloseLeases(incarnation=replica.process.incarnation, leases=names)
     replica.arrived(close, Place(leased.one.loop))
-    assert (caller in replica.loop.watched) is not is_idle, "its death would end its query"
+    assert (caller in replica.machine.watching()) is not is_idle, "its death would end its query"
     assert running is None or await running == 0.3
-    await until(lambda: caller not in replica.loop.watched)
+    await until(lambda: caller not in replica.machine.watching())
 
 
 def test_all_replicas_of_a_lease_are_watched_where_more_are_known_than_are_kept(
@@ -192,16 +201,8 @@ def test_all_replicas_of_a_lease_are_watched_where_more_are_known_than_are_kept(
             slots=tuple(slots),
         )
         leased.leases.granted(granted)
-        found = leased.one.caller.loop.watched - {leased.one.proxy.process.incarnation}
+        found = leased.one.caller.loop.machine.watching() - {leased.one.proxy.process.incarnation}
         assert found == set(names), "those of the lease before, which are not used, are dropped"
-
-
-@on_its_loop
-async def test_what_does_not_fit_goes_to_the_router(leased):
-    await leased.hold()
-    answers = [leased.handle.remote(0.05) for _ in range(40)]
-    await until(lambda: leased.one.queries.running == 8)
-    assert [await answer for answer in answers] == [0.05] * 40
 
 
 @on_its_loop
@@ -229,7 +230,9 @@ async def test_a_caller_that_leaves_closes_its_leases_also_those_in_use(leased):
     """Its process may live on for long, and a replica that stops waits for leases that are open."""
     left: list[bool] = []
 
-    await leased.hold()
+    count = await leased.hold()
+    for _ in range(3):
+        await leased.handle.remote()
     running = leased.handle.remote(0.2)
     await until(lambda: leased.one.queries.running and leased.one.queries.leases)
     leased.one.caller.leave(lambda: left.append(True))
@@ -238,6 +241,7 @@ async def test_a_caller_that_leaves_closes_its_leases_also_those_in_use(leased):
     with pytest.raises(ReplicaUnavailableError, match="closed"):
         await running
     await until(lambda: not leased.one.queries.leases)
+    await until(lambda: leased.counted() >= count + 3)
 
 
 @on_its_loop
@@ -246,7 +250,7 @@ async def test_what_a_dead_caller_sent_under_a_lease_ends_with_it(leased):
     running = leased.handle.remote(10 * DEADLINE_S)
     await until(lambda: leased.one.queries.running)
     assert leased.leases.held["e", "b"].ongoing
-    leased.one.queries.port.loop.end(leased.one.caller.process)
+    leased.one.queries.port.machine.end(leased.one.caller.process)
     await until(lambda: not leased.one.queries.running)
     assert not leased.one.queries.leases
     running.cancel()
@@ -291,5 +295,6 @@ async def test_a_query_under_a_lease_needs_no_proxy(leased, monkeypatch):
 async def test_a_backends_time_limit_holds_under_a_lease(leased):
     await leased.hold()
     with pytest.raises(TimeoutError, match="no answer within"):
-        await leased.handle.remote(5.0)
+        await leased.handle.remote(10 * DEADLINE_S)
+    assert leased.one.user_code.servable.instance.may_take_s <= 0.1
     await until(lambda: not leased.one.queries.running)

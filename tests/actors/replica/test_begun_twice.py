@@ -102,13 +102,14 @@ def test_a_caller_that_was_cut_off_goes_on_with_its_stream(world, cancelled):
     run.begin(200, ())
     caller = world.queries.callers[process.incarnation]
     caller.watch(process)  # as under a lease
-    world.queries.port.loop.end(process)
+    world.queries.port.machine.end(process)
+    pass_turns(world)
     assert not cancelled, "its router may end it"
     stop = m.ControlStreams(incarnation=process.incarnation, taken=(), stopped=(7,))
     world.queries.port.address.arrived(stop, None)
     assert cancelled == [("proxy", 5)]
     caller.watch(process)
-    assert process.incarnation in world.queries.port.loop.watched, "it may die yet"
+    assert process.incarnation in world.queries.port.machine.watching(), "it may die yet"
 
 
 @pytest.mark.parametrize("begun", [True, False])
@@ -148,7 +149,8 @@ def test_what_nobody_else_could_end_ends_with_its_caller_or_router(
     part = m.StreamPart(number, b"")
     feed = m.FeedQueries(incarnation=incarnation, process=caller.process, parts=(part,))
     port.arrived(feed, caller)
-    world.queries.port.loop.end(router if dies == "router" else caller.process)
+    world.queries.port.machine.end(router if dies == "router" else caller.process)
+    pass_turns(world)
     assert cancelled == [("router", 2 if dies == "router" else 3)]
     if dies == "router":  # again and again, until the caller is known to be dead
         world.run(until(lambda: min(said.count(m.StillRuns(each)) for each in (7, 8)) > 2))
