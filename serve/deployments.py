@@ -97,6 +97,7 @@ class Application(Generic[R_co]):
         "remote": "serve.run returns a handle that has it",
         "options": "give them before: MyDeployment.options(...).bind(...)",
         "deploy": "serve.run does that",
+        "target": "serve.run_many takes serve.RunTarget(MyDeployment.bind(), name=...)",
     }
 
     deployment: Deployment[R_co]

@@ -11,12 +11,14 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
+from greenroom.core.config import ActorOptions
 from greenroom.core.validation import Settings, validated
+from greenroom.serve.admin.checks import settings_of
 from greenroom.serve.decorators.ingress import ingress
 from greenroom.serve.deployments import Application, Deployment, deployment
 from greenroom.serve.engines.engine import PORT, EngineReplica, EngineSettings
@@ -80,6 +82,15 @@ class LLMConfig(Settings):
         "placement_group_config": "a replica is on one host; give engine_kwargs the parallel sizes",
     }
 
+    @field_validator("engine_kwargs")
+    @classmethod
+    def _have_sizes(cls, given: dict[str, Any]) -> dict[str, Any]:
+        for name in _PARALLEL:
+            size = given.get(name)
+            if size is not None and not str(size).isdecimal():
+                raise ValueError(f"{name}={size!r}: must be a whole number, 1 or more")
+        return given
+
     @property
     def command(self) -> tuple[str, ...]:
         """What is run, with ``{port}`` for its port."""
@@ -102,14 +113,17 @@ class LLMConfig(Settings):
     def options(self) -> dict[str, Any]:
         """Those of its deployment."""
         given = dict(self.deployment_config)
-        actor = given.pop("ray_actor_options", None) or given.pop("actor_options", None) or {}
+        resources = given.pop("ray_actor_options", None) or given.pop("actor_options", None)
+        asked = settings_of(ActorOptions, resources, "ray_actor_options")
         gpus = 0 if self.llm_engine == "llama.cpp" else 1
-        for name in _PARALLEL:
-            gpus *= int(self.engine_kwargs.get(name, 1))
-        actor = {"num_gpus": gpus, **actor}
+        for size in _PARALLEL:
+            gpus *= int(self.engine_kwargs.get(size) or 1)
+        actor = {
+            "num_gpus": gpus,
+            **{each: getattr(asked, each) for each in asked.model_fields_set},
+        }
         if self.accelerator_type is not None:
-            labels = {"accelerator": self.accelerator_type, **actor.get("label_selector", {})}
-            actor["label_selector"] = labels
+            actor["label_selector"] = {"accelerator": self.accelerator_type, **asked.label_selector}
         if self.runtime_env is not None:
             actor["runtime_env"] = self.runtime_env
         return {

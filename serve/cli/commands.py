@@ -97,11 +97,22 @@ def constructor_errors(what: str) -> Iterator[None]:
         raise GreenroomError(f"{what}: {type(cause).__name__}: {cause}") from error
 
 
+@contextlib.contextmanager
+def going_on(what: str) -> Iterator[None]:
+    """Say at Ctrl-C that what is waited for goes on without this command."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        click.echo(f"{what} goes on; `greenroom status` shows how far it is", err=True)
+        raise
+
+
 @command(*ANYWHERE)
 @click.argument("name", shell_complete=complete_names)
 def delete(name: str, settings: HostSettings) -> None:
     """Delete an application."""
-    with connected(settings) as connection, Progress(f"deleting {name!r}"):
+    what = f"deleting {name!r}"
+    with connected(settings) as connection, going_on(what), Progress(what):
         if not applications.delete(connection, name):
             raise unknown_name("application", name, reports.read_report(connection)["applications"])
     click.echo(f"deleted {name!r}")
@@ -135,8 +146,11 @@ def undo(change_id: int | None, settings: HostSettings) -> None:
     with connected(settings) as connection:
         undone = connection.request(ops.UndoChange(change_id=change_id))
         print_lines(lines_of(undone["changes"]))
-        failed = f"change {undone['id']} could not be undone"
-        with constructor_errors(failed), Progress(f"undoing change {undone['id']}"):
+        failed, what = (
+            f"change {undone['id']} could not be undone",
+            f"undoing change {undone['id']}",
+        )
+        with constructor_errors(failed), going_on(what), Progress(what):
             wait_for_goal(connection, undone["goal"])
     click.echo(f"undid change {undone['id']}: {undone['what']}")
 

@@ -208,7 +208,9 @@ def deploy(
                 sys.exit(EXIT_CHANGES)
             return
         is_canary = flags.canary is not None
-        _wait_for_all(connection, built, answer["goals"], timeout, began_at, is_canary=is_canary)
+        goals = answer["goals"]
+        with commands.going_on("deploying"):
+            _wait_for_all(connection, built, goals, timeout, began_at, is_canary=is_canary)
     if not answer["changed"]:
         click.echo(f"no change (version {answer['version']})")
 

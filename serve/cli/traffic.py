@@ -17,7 +17,7 @@ from greenroom.core.validation import validated
 from greenroom.serve.admin import reports
 from greenroom.serve.admin.client import Client
 from greenroom.serve.admin.session import wait_for_goal
-from greenroom.serve.cli.commands import connected, print_json, print_lines
+from greenroom.serve.cli.commands import connected, going_on, print_json, print_lines
 from greenroom.serve.cli.display import Progress
 from greenroom.serve.cli.flags import (
     ABOVE_0,
@@ -96,7 +96,8 @@ def rollout(
             click.echo(f"began, with goal {goal}; see it with: greenroom status")
             return
         if goal is not None:
-            with Progress(f"rolling out {begin.to!r} at {endpoint!r}"):
+            what = f"rolling out {begin.to!r} at {endpoint!r}"
+            with going_on(what), Progress(what):
                 wait_for_goal(connection, goal)
     already = " already" if goal is None else ""
     click.echo(f"{begin.to!r} has all traffic of {endpoint!r}{already}")

@@ -375,6 +375,29 @@ def test_deploy_finds_modules_in_the_app_dir_only_when_asked(
     invoke("deploy", "demo", "--app-dir", "app")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        ("deploy demo --name b --route-prefix /b", "deploying"),
+        ("delete default", "deleting 'default'"),
+        ("undo", "undoing change 1"),
+        ("rollout e --to v2 --wait", "rolling out 'v2' at 'e'"),
+    ],
+)
+def test_a_command_that_is_interrupted_says_that_the_change_goes_on(
+    invoke, running, arguments, what
+):
+    invoke("deploy", "demo")
+    if arguments.startswith("rollout"):
+        with serve.Client.connect() as client:
+            for tag in ("v1", "v2"):
+                client.create_backend(tag, len)
+            client.create_endpoint("e", backend="v1")
+    running.controller.failing["WaitForGoal"] = KeyboardInterrupt()
+    shown = invoke(*arguments.split(), code=1).stderr
+    assert f"{what} goes on; `greenroom status` shows how far it is" in shown
+
+
 def test_delete_fails_where_there_is_no_such_application_and_names_those_there_are(invoke, running):
     invoke("deploy", "demo", "--name", "shop")
     missing = invoke("delete", "shpo", code=1)

@@ -11,6 +11,7 @@ import openai
 import pytest
 
 from greenroom import serve
+from greenroom.core.config import ActorOptions
 from greenroom.core.errors import InvalidRequestError
 from greenroom.serve.llm import (
     LLMConfig,
@@ -101,7 +102,12 @@ def test_arguments_of_an_engine_are_flags_of_its_command(engine, kwargs, command
             {"engine_kwargs": {"tensor_parallel_size": 2, "pipeline_parallel_size": 2}},
             {"num_gpus": 4},
         ),
+        ({"engine_kwargs": {"tensor_parallel_size": None, "pp_size": 2}}, {"num_gpus": 2}),
         ({"deployment_config": {"ray_actor_options": {"num_gpus": 0.5}}}, {"num_gpus": 0.5}),
+        (
+            {"deployment_config": {"ray_actor_options": ActorOptions(num_gpus=2, memory=1)}},
+            {"num_gpus": 2, "memory": 1},
+        ),
         (
             {"accelerator_type": "A100"},
             {"num_gpus": 1, "label_selector": {"accelerator": "A100"}},
@@ -131,6 +137,13 @@ def models(*names: str, **more: Any) -> dict[str, Any]:
         (models("a/b", "a/b"), "two models have one model_id: a/b, a/b"),
         (models("m", deployment_config={"replicas": 2}), "replicas"),
         (models("m", ready_timeout_s=0), "ready_timeout_s"),
+        (models("m", engine_kwargs={"tp_size": "many"}), "tp_size='many': must be a whole number"),
+        (models("m", engine_kwargs={"tp_size": True}), "tp_size=True: must be a whole number"),
+        (models("m", deployment_config={"ray_actor_options": 3}), "ray_actor_options=3: must be"),
+        (
+            models("m", deployment_config={"actor_options": {"label_selector": 3}}),
+            "label_selector=3: must be a valid dictionary",
+        ),
     ],
 )
 def test_what_is_wrong_is_reported(given, message):
