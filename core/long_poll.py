@@ -17,17 +17,18 @@ A change is acknowledged when every proxy routes by it, also those that a new co
 heard of and that route by the tables of the last one. So a proxy is recorded, as hard state, before
 it is sent anything, and a new controller waits for the proxies on record. It stops waiting for one
 that reports, has ended, or has not reported within :data:`EXPECTED_S` of the controller's start: by
-then, every live proxy that can be reached has found the controller.
+then, every live proxy that can be reached has found the controller. One of a host that has not
+reported is waited for as long: others go with their host at the latest.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from greenroom.core.agenda import Agenda
+from greenroom.core.agenda import NEVER, Agenda
 from greenroom.core.records import Changes, ListenerRecord, Records
 
 LISTENER = "listener"
@@ -61,10 +62,11 @@ class Proxy:
     address: Any = None  # of its actor; None while this controller has not heard of it
     seen: int = NOTHING_SEEN  # up to which id it holds everything
     waits: bool = False  # for an answer
+    until: float = NEVER  # when it is given up
 
 
 class LongPoll:
-    """The newest snapshot of every key, and the proxies; times are monotonic seconds.
+    """The newest snapshot of every key, and the proxies.
 
     Values are plain, and None means deleted. ``on_gone`` is called with the name of a proxy that is
     gone.
@@ -76,7 +78,6 @@ class LongPoll:
         records: Mapping[str, ListenerRecord],
         changes: Changes,
         agenda: Agenda,
-        now: float,
         *,
         closed: bool = False,
         on_gone: Callable[[str], None] = lambda _: None,
@@ -94,8 +95,8 @@ class LongPoll:
         # How many hold everything up to an id.
         self._having = Counter(each.seen for each in self._proxies.values())
         self._on_gone = on_gone
-        for name in records:
-            agenda.at(LISTENER, name, now + EXPECTED_S)
+        self._agenda = agenda
+        agenda.touch(LISTENER, *records)
 
     def open(self) -> None:
         """Answer proxies from now on; those that wait are in :meth:`take_updates`."""
@@ -145,6 +146,7 @@ class LongPoll:
             self._proxies[name] = Proxy(host)
             self._count(NOTHING_SEEN, 1)
             self._records[name] = ListenerRecord(name=name, process=process, host=host)
+            self._agenda.touch(LISTENER, name)
         proxy = self._proxies[name]
         proxy.address, proxy.waits = address, True
         if not self._forgotten <= seen <= self._last:
@@ -184,9 +186,15 @@ class LongPoll:
             if proxy.host == host:
                 self.gone(name)
 
-    def reconcile(self, name: str) -> None:
-        """Give a proxy up that was expected for long enough."""
-        if not self.is_heard(name):
+    def reconcile(self, name: str, hosts: Container[str], now: float) -> None:
+        """Give a proxy up that was expected for long enough, or whose host was not among these."""
+        proxy = self._proxies.get(name)
+        if proxy is None or (self.is_heard(name) and proxy.host in hosts):
+            return
+        proxy.until = min(proxy.until, now + EXPECTED_S)
+        if now < proxy.until:
+            self._agenda.at(LISTENER, name, proxy.until)
+        else:
             self.gone(name)
 
     def expected(self) -> list[ListenerRecord]:

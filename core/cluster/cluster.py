@@ -86,7 +86,7 @@ class Cluster:
             self.state.agenda.at(RECOVERY, "", now + (EXPECTED_S if hosts else RECOVERY_S))
         self._held_upto: int | None = None  # at the last step
         self._reconcile: dict[str, Callable[[str], Iterable[Effect] | None]] = {
-            LISTENER: state.long_poll.reconcile,
+            LISTENER: lambda name: state.long_poll.reconcile(name, self.hosts.all, self.now),
             HOST: lambda _: self.hosts.reconcile(self.now),
             LOADS: self.loads.reconcile,
             SCALING: lambda tag: self.autoscaler.reconcile(tag, self.now),
@@ -249,6 +249,8 @@ class Cluster:
         kind, name = goal.subject
         progress = self._progress(goal)
         self.state.goals.advance(goal, progress)
+        if progress.done or progress.error:
+            return
         events = {DEPLOYMENT: [(BACKEND, name)], ENDPOINT: []}.get(kind, [(kind, name)])
         if kind == APPLICATION and candidate_of(name) in self.state.applications:
             events.append((APPLICATION, candidate_of(name)))

@@ -146,7 +146,6 @@ class State:
             records.get(LISTENER, {}),
             self.changes,
             agenda,
-            now,
             closed=is_recovering,
             on_gone=self.gone.proxy,
         )
@@ -346,6 +345,8 @@ class State:
             changed = True
         else:
             changed = backend.deploy(**wanted.release)
+            if backend.record.deployment != wanted.deployment:  # that of one being deleted
+                backend.update(deployment=wanted.deployment)
         # Equal code may have come as other bytes; then what is stored already is kept.
         used = {*releases.folders_of(wanted), backend.record.newest.code_digest}
         for digest in used & code.keys():

@@ -16,7 +16,7 @@ from tests.support.memory import growth
 
 
 def new_poll(epoch: int = 1, *, closed: bool = False) -> LongPoll:
-    return LongPoll(epoch, {}, Changes(), Agenda(), 0.0, closed=closed)
+    return LongPoll(epoch, {}, Changes(), Agenda(), closed=closed)
 
 
 def call(poll: LongPoll, name: str, seen: int) -> None:

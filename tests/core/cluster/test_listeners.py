@@ -78,3 +78,14 @@ def test_replicas_are_not_stopped_while_a_proxy_that_is_expected_may_send_to_the
     world.listen(world.proxies[1])
     world.flush()
     assert not world.running("b")
+
+
+def test_a_proxy_whose_host_never_reports_is_not_waited_for_for_ever() -> None:
+    world = with_two_proxies()
+    long_poll = world.cluster.state.long_poll
+    long_poll.listen("far", (1, 1, "far"), 0, "far", "a host that left")
+    world.wait(EXPECTED_S - 1)
+    assert not held(world)
+    world.wait(2)
+    assert held(world)
+    assert world.records["listener"].keys() == {"proxy 0", "proxy 1"}

@@ -3,7 +3,7 @@
 import pytest
 
 from greenroom.core.cluster import status
-from greenroom.core.records import BackendRecord
+from greenroom.core.records import APPLICATION, BackendRecord
 from tests.core import requests as ask
 from tests.core.worlds import BROKEN, Process, Spec, World
 
@@ -107,3 +107,10 @@ def test_what_is_deleted_or_has_no_replicas_by_its_settings_is_not_expected(worl
     world.converge()
     assert world.table(f"backend/{D}").replicas == ()
     assert not expected(world)
+
+
+def test_goals_that_have_ended_wait_for_nothing(world: World) -> None:
+    world.complete(ask.undeploy("app"))
+    agenda = world.cluster.state.agenda
+    agenda.happened((APPLICATION, "app"))
+    assert agenda.next_at() > world.now, "they would be kept for ever, as their name may never come"

@@ -361,3 +361,18 @@ def test_a_deployment_with_traffic_of_another_endpoint_is_not_deleted() -> None:
     world.change(ask.endpoint("e", "m"))
     with pytest.raises(ConflictError, match="deployment 'm' has traffic of endpoint 'e'"):
         world.change(ask.undeploy_alone("m"))
+
+
+def test_an_undo_makes_a_backend_anew_while_the_deployment_of_its_name_is_deleted() -> None:
+    world = World()
+    world.change(ask.create("b", b"one"))
+    world.complete(ask.delete("b"))
+    world.change(ask.delete("b"))
+    world.complete(ask.deploy_alone(Spec("b", b"two", {})))
+    undo(world)
+    undo(world, 2)
+    assert picture(world) == entries(world)[0].after
+    world.converge()
+    undo(world, 1)
+    world.converge()
+    assert world.cluster.state.is_empty
