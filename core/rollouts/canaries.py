@@ -178,9 +178,10 @@ class Canaries:
 
     def reconcile(self, name: str, wall_now: float) -> None:
         """Take the next step of an application's canary, if it has one; forget it with that."""
-        agenda, record = self._state.agenda, self._records.get(name)
-        if record is not None:
+        agenda = self._state.agenda
+        if (record := self._records.get(name)) is not None:
             self._advance(record, wall_now)
+        if (record := self._records.get(name)) is not None:  # as it is now
             agenda.upon((APPLICATION, name), CANARY, name)
             if record.state not in ENDED:
                 agenda.upon((ROLLOUT, record.endpoint), CANARY, name)

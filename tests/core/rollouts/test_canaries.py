@@ -8,6 +8,7 @@ from greenroom.core import operations as ops
 from greenroom.core.cluster import status
 from greenroom.core.comparing.comparing import Differences, Outcome
 from greenroom.core.errors import ConflictError, InvalidRequestError
+from greenroom.core.records import APPLICATION, ROLLOUT
 from greenroom.core.rollouts.judging import Tally
 from tests.core import requests as ask
 from tests.core.worlds import BROKEN, Spec, World
@@ -246,6 +247,10 @@ def test_an_application_that_is_deleted_takes_its_new_version_along(world: World
     wait(world)
     assert codes(world) == set()
     assert world.cluster.state.is_empty
+    agenda = world.cluster.state.agenda
+    for kind, name in ((ROLLOUT, "app#d"), (APPLICATION, "app"), (APPLICATION, "app~new")):
+        agenda.happened((kind, name))
+    assert agenda.next_at() > world.now, "nothing waits for what is gone"
 
 
 def test_first_deploys_and_settings_alone_are_no_canary(world: World) -> None:
