@@ -31,6 +31,7 @@ import signal
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import time
 from collections.abc import Callable, Collection
 from functools import partial
@@ -164,6 +165,8 @@ def _make(folder: Path, installer: str, lines: tuple[str, ...], lock: int) -> No
             shutil.rmtree(folder, ignore_errors=True)
             _failure_file(folder).write_text(str(error), encoding="utf-8")
         raise DeployFailedError(str(error)) from error
+    finally:
+        fcntl.flock(lock, fcntl.LOCK_UN)  # what an installer leaves running has it open
 
 
 def make(folder: Path, installer: str, lines: tuple[str, ...], lock: int) -> None:
@@ -213,17 +216,21 @@ def _pip(environments: Path, python: str) -> list[str]:
 
 def _run(command: list[str], what: str, lock: int) -> None:
     """Run a program that holds ``lock``; DeployFailedError where it fails, or takes TIMEOUT_S."""
-    done = subprocess.run(
-        [sys.executable, "-IS", "-c", _LIMITED, str(TIMEOUT_S), *command],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        pass_fds=(lock,),
-        start_new_session=True,
-        check=False,
-    )
+    # A file: what a program leaves running, such as a compiler's server, never closes a pipe.
+    with tempfile.TemporaryFile() as printed:
+        done = subprocess.run(
+            [sys.executable, "-IS", "-c", _LIMITED, str(TIMEOUT_S), *command],
+            stdin=subprocess.DEVNULL,
+            stdout=printed,
+            stderr=subprocess.STDOUT,
+            pass_fds=(lock,),
+            start_new_session=True,
+            check=False,
+        )
+        printed.seek(0)
+        text = printed.read().decode(errors="replace").strip()
     if done.returncode:
-        output = without_credentials(done.stdout.decode(errors="replace").strip())
+        output = without_credentials(text)
         is_late = done.returncode == -signal.SIGKILL
         how = f"did not end within {TIMEOUT_S} s" if is_late else "failed"
         logger.error("%s %s:\n%s", what, how, output)

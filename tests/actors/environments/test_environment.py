@@ -262,6 +262,18 @@ def test_an_installer_that_takes_too_long_is_ended_with_what_it_started(uv, inst
     wait_until(lambda: not alive(child), 5, "the end of what it started")
 
 
+def test_what_an_installer_leaves_running_holds_nothing_up(uv, install):
+    (uv / "bin" / "uv").write_text(f"#!/bin/sh\nsleep 600 &\necho $! > {uv / 'child'}\n")
+    folder = uv / "environments" / "a"
+    try:
+        install(folder).result(DEADLINE_S)
+        lock = try_lock(folder)
+        assert lock is not None
+        os.close(lock)
+    finally:
+        os.kill(int((uv / "child").read_text()), signal.SIGKILL)
+
+
 def test_an_installer_whose_replica_was_killed_gives_the_lock_back_in_time(uv, install):
     (uv / "bin" / "uv").write_text(SLOW_UV.format(log=uv / "log", child=uv / "child"))
     folder = uv / "environments" / "a"
