@@ -190,6 +190,8 @@ class _Conversation:
             while (event := await self._next_message()) is not None:
                 await self._send(event)
         except OSError:  # the client has gone, and _from_client hears how
+            # Behind messages that user code may never take: it writes, and has to hear of the end.
+            self._upload.hurry()
             await asyncio.get_running_loop().create_future()
         except StreamFailedError as error:
             _logger.warning("WebSocket %s was cut off: %s", self._request.id, error)

@@ -13,6 +13,7 @@ replica takes it from :class:`Parts`.
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -93,6 +94,11 @@ class Window:
     def reset(self) -> None:
         """Begin again, with another receiver."""
         self._ahead = 0
+        self._wake()
+
+    def lift(self) -> None:
+        """Have room for everything from now on."""
+        self._size = sys.maxsize
         self._wake()
 
     def close(self) -> None:

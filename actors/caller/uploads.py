@@ -124,6 +124,10 @@ class Upload:
             await self._window.room()
             self._put(part)
 
+    def hurry(self) -> None:
+        """Send whether or not there is room from now on: there is little more, and then the end."""
+        self._window.lift()
+
     def end(self, data: bytes = b"") -> None:
         """Send the end after all that was sent, whether or not there is room."""
         if self._wanted is not None and not self._is_over:

@@ -44,6 +44,7 @@ class Replica(FakeLink):
         self.uploaded = []
         self.stopped = 0
         self.closing_frame = None
+        self.is_hurried = False
 
     async def ask(self, query, on_upload):
         assert query.follows == "socket"
@@ -61,6 +62,9 @@ class Replica(FakeLink):
 
     async def send(self, data, ends=MORE):
         self.uploaded.append((data, ends))
+
+    def hurry(self):
+        self.is_hurried = True
 
     def leave(self, data):
         self.closing_frame = data
@@ -103,6 +107,34 @@ async def test_what_the_client_sends_goes_to_the_replica_with_its_last_words(app
     await converse(app, replica, *said)
     assert replica.uploaded == [("ä".encode(), TEXT), (b"b", BINARY)]
     assert replica.closing_frame == end
+
+
+async def test_a_client_that_has_gone_is_heard_of_behind_messages_that_nobody_takes(app):
+    class Unread(Replica):
+        async def ask(self, query, on_upload):
+            self.stream = await super().ask(query, on_upload)
+            return self.stream
+
+        async def send(self, data, ends=MORE):
+            while not self.is_hurried:
+                await asyncio.sleep(0)
+            await super().send(data, ends)
+
+    app.link = replica = Unread()
+    app.rebuild()
+    connection = connected(app.front)
+    connection.say(REQUEST)
+    await turn_over()
+    connection.say(frame(b"one") + frame(b"two"))
+    await turn_over()
+    connection.protocol.connection_lost(None)
+    await turn_over()
+    assert (replica.uploaded, replica.closing_frame) == ([], None), "user code may read them yet"
+    replica.stream.arrived(StreamPart(0, b"news", TEXT))
+    await turn_over()
+    assert replica.uploaded == [(b"one", BINARY), (b"two", BINARY)]
+    assert replica.closing_frame == close_frame(1006)
+    await connection.end()
 
 
 async def test_headers_of_the_protocol_itself_are_ours_and_bad_ones_refuse(app):

@@ -277,11 +277,15 @@ async def test_user_code_hears_how_its_client_left(own_talk, noted):
     noted("left 1006")
 
 
+@pytest.mark.parametrize("unread", [0, 20])
 async def test_a_client_that_leaves_ends_what_is_sent_to_it_and_frees_the_slot(
-    own_talk, noted, running, name
+    own_talk, noted, running, name, unread
 ):
-    client = await connect(f"{own_talk}/flood")
+    client = await connect(f"{own_talk}/flood", ping_interval=None)
     await client.recv()
+    for _ in range(unread):
+        with contextlib.suppress(TimeoutError):  # user code reads nothing, so little is taken
+            await asyncio.wait_for(client.send(b"x" * 100_000), 0.2)
     client.transport.abort()
     await client.wait_closed()
     noted("flood over")
