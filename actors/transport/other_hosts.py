@@ -56,6 +56,8 @@ ACCEPTS_AT_ONCE, ACCEPTS_PER_S = 512, 1_500.0
 
 # Together with SILENCE_S this is how long it takes until a host that vanished counts as dead.
 DIAL_TIMEOUT_S = 1.5
+# At one gate, by one process. A gate can serve many, but not before the first of them are late.
+DIALS_AT_ONCE = 16
 # A process that is busy may take its time, and one that stands still is ended by its host. That the
 # host is there is the kernel's to find out (sockets.py): the dialer waits, and may have sent all.
 SECURE_TIMEOUT_S = 30.0
@@ -248,35 +250,121 @@ class UnreachableError(OSError):
         self.is_certain = is_certain
 
 
-async def dial(
-    loop: asyncio.AbstractEventLoop,
-    sock: socket.socket,
-    target: ProcessAddress,
-    purpose: int,
-    keys: KeyFiles,
-) -> TlsStream:
-    """Reach a process behind a gate, to which ``sock`` is connected; it has then proven itself.
+class Dials:
+    """What a process dials at one gate: so many at once, and none is late while others get through.
 
-    UnreachableError; or OSError when what was begun has failed, also by a refusal.
+    A gate shakes hands with one after the other. After a cut, what may be a thousand connections
+    are dialed at once, and on a busy host most of them would be late: abandoned amid a handshake
+    that has cost the gate as much as any, and begun anew, for ever. Those that wait for their turn
+    fail with one that has got no answer, if no other has got one meanwhile.
     """
-    stream = TlsStream(loop, sock, keys.tls(), accepts=False)
-    try:
-        async with no_longer_than(DIAL_TIMEOUT_S):
-            await stream.secure()
-            # A new connection has room for it.
-            stream.send(_WANTED.pack(target.number, purpose))
-            answer = await stream.receive(_READ_SIZE)
-    except UnreachableError as error:  # but it has a host: not on a link that loses much
-        raise TimeoutError(error.reason) from None
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._count = 0  # under way
+        self._waiting: dict[asyncio.Future[None], None] = {}  # in their order
+        self._answered_at = float("-inf")
+        self._limits: dict[asyncio.Timeout, float] = {}  # and since when; oldest first
+        self._look: asyncio.TimerHandle | None = None
+
+    @property
+    def is_idle(self) -> bool:
+        """Return whether nothing is dialed."""
+        return not (self._count or self._waiting)
+
+    @contextlib.asynccontextmanager
+    async def turn(self, *, is_urgent: bool) -> AsyncIterator[None]:
+        """Wait for a turn, unless it is urgent. OSError where the gate answers nobody."""
+        if not is_urgent and self._count >= DIALS_AT_ONCE:
+            await self._wait()
+        self._count += 1
+        try:
+            yield
+        except TimeoutError as error:
+            self._failed(error)
+            raise
+        except UnreachableError as error:
+            if not error.is_certain:
+                self._failed(error)
+            raise
+        finally:
+            self._count -= 1
+            self._pass_on()
+
+    async def _wait(self) -> None:
+        turn: asyncio.Future[None] = self._loop.create_future()
+        self._waiting[turn] = None
+        try:
+            await turn
+        except asyncio.CancelledError:
+            self._waiting.pop(turn, None)
+            if turn.done() and not turn.cancelled() and turn.exception() is None:
+                self._pass_on()
+            raise
+
+    def _pass_on(self) -> None:
+        if self._waiting and self._count < DIALS_AT_ONCE:
+            self._next().set_result(None)
+
+    def _next(self) -> asyncio.Future[None]:
+        turn = next(iter(self._waiting))
+        del self._waiting[turn]
+        return turn
+
+    def _failed(self, error: OSError) -> None:
+        if self._loop.time() - self._answered_at >= DIAL_TIMEOUT_S:
+            while self._waiting:
+                self._next().set_exception(error)
+
+    def answered(self) -> None:
+        """Note that the gate has answered one."""
+        self._answered_at = self._loop.time()
+
+    @contextlib.asynccontextmanager
+    async def in_time(self) -> AsyncIterator[None]:
+        """Raise TimeoutError where the gate has answered nobody for ``DIAL_TIMEOUT_S``."""
+        limit = asyncio.timeout(None)
+        try:
+            async with limit:
+                self._limits[limit] = self._loop.time()
+                if self._look is None:
+                    self._look = self._loop.call_later(DIAL_TIMEOUT_S, self._end_late)
+                yield
+        except TimeoutError:
+            if limit.expired():  # else it is the kernel's
+                raise TimeoutError(f"no answer within {DIAL_TIMEOUT_S:g} s") from None
+            raise
+        finally:
+            self._limits.pop(limit, None)
+
+    def _end_late(self) -> None:
+        self._look = None
+        now = self._loop.time()
+        for limit, since in list(self._limits.items()):
+            late_at = max(since, self._answered_at) + DIAL_TIMEOUT_S
+            if late_at > now:
+                self._look = self._loop.call_at(late_at, self._end_late)
+                break
+            del self._limits[limit]
+            limit.reschedule(now)
+
+
+async def ask_gate(stream: TlsStream, target: ProcessAddress, purpose: int, dials: Dials) -> None:
+    """Have a gate hand a connection over to a process.
+
+    UnreachableError where there is no such process; OSError when what was begun has failed: it has
+    a host, which a link may lose much from.
+    """
+    async with dials.in_time():
+        await stream.secure()
+        # A new connection has room for it.
+        stream.send(_WANTED.pack(target.number, purpose))
+        answer = await stream.receive(_READ_SIZE)
+    dials.answered()
     if answer == b"\0":
         raise UnreachableError("", is_certain=True)
     if answer != b"\1":
         raise ConnectionResetError("it closed the connection")
-    stream = TlsStream(loop, sock, keys.tls(), accepts=False)
-    async with no_longer_than(SECURE_TIMEOUT_S):
-        await stream.secure()
-    established(sock)
-    return stream
 
 
 @contextlib.asynccontextmanager
@@ -316,6 +404,7 @@ class OtherHosts:
         self._keys = keys
         self._welcome = welcome
         self._handed: dict[int, socket.socket] = {}  # from the gate, not read yet
+        self._dials: dict[str, Dials] = {}  # by gate
         self._dialing: set[socket.socket] = set()
         self._begun: dict[TlsStream, Callable[[], object]] = {}  # and what ends each
         self._key_check: asyncio.TimerHandle | None = None
@@ -395,14 +484,28 @@ class OtherHosts:
 
     async def reach(self, sock: socket.socket, to: ProcessAddress, purpose: int) -> TlsStream:
         """Reach a process. UnreachableError; or OSError when what was begun has failed."""
-        sock = await self._connect(sock, to)
+        dials = self._dials_at(to.gate)
         try:
-            return await dial(self._loop, sock, to, purpose, self._keys)
+            async with dials.turn(is_urgent=purpose == BEATS):
+                sock = await self._connect(sock, to)
+                stream = TlsStream(self._loop, sock, self._keys.tls(), accepts=False)
+                await ask_gate(stream, to, purpose, dials)
+            stream = TlsStream(self._loop, sock, self._keys.tls(), accepts=False)
+            async with no_longer_than(SECURE_TIMEOUT_S):
+                await stream.secure()
         except BaseException:
             discard(self._loop, sock)
             raise
         finally:
             self._dialing.discard(sock)
+        established(sock)
+        return stream
+
+    def _dials_at(self, gate: str) -> Dials:
+        if gate not in self._dials:
+            self._dials = {each: at for each, at in self._dials.items() if not at.is_idle}
+            self._dials[gate] = Dials(self._loop)
+        return self._dials[gate]
 
     async def _connect(self, sock: socket.socket, to: ProcessAddress) -> socket.socket:
         """Return the first socket that reaches the port: ``sock``, or another one after a while."""

@@ -399,10 +399,12 @@ def test_connections_go_on_over_a_new_cluster_file_and_nothing_is_lost(world, po
     world.until(lambda: late.dead)
 
 
-def test_a_process_that_does_not_shake_hands_is_abandoned(world, monkeypatch):
+def test_a_process_that_does_not_shake_hands_is_abandoned(world, port, monkeypatch):
     """The gate says that it is there, and then nothing comes."""
     monkeypatch.setattr(other_hosts, "SECURE_TIMEOUT_S", 0.2)
-    loop, keys = asyncio.new_event_loop(), KeyFiles(world.key_file())
+    loop, keys = world.loop, KeyFiles(world.key_file())
+    here, _ = world.host(HERE, port, keys=keys)
+    others = here.links.other_hosts
 
     async def let_in(accepted, target):
         accepted.setblocking(False)
@@ -412,12 +414,10 @@ def test_a_process_that_does_not_shake_hands_is_abandoned(world, monkeypatch):
         stream.send(b"\1")
 
     async def dial():
-        with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket() as sock:
-            sock.setblocking(False)
+        with socket.create_server((THERE, 0)) as listener:
             listener.setblocking(False)
-            target = ProcessAddress("127.0.0.1", listener.getsockname()[1])
-            await loop.sock_connect(sock, (target.host, target.port))
-            dialing = asyncio.create_task(other_hosts.dial(loop, sock, target, MESSAGES, keys))
+            target = ProcessAddress(THERE, listener.getsockname()[1])
+            dialing = asyncio.create_task(others.reach(others.new_socket(), target, MESSAGES))
             accepted, _ = await loop.sock_accept(listener)
             with accepted:
                 await let_in(accepted, target)
@@ -428,4 +428,3 @@ def test_a_process_that_does_not_shake_hands_is_abandoned(world, monkeypatch):
             assert not caught.value.is_certain
 
     loop.run_until_complete(asyncio.wait_for(dial(), DEADLINE_S))
-    loop.close()
