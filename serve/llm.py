@@ -104,6 +104,15 @@ class LLMConfig(Settings):
         return (*arguments, "--port", PORT)
 
     @property
+    def engine(self) -> EngineSettings:
+        """What each replica runs."""
+        return EngineSettings(
+            command=self.command,
+            ready_timeout_s=self.ready_timeout_s,
+            load_metrics=_LOAD[self.llm_engine] if self.log_engine_metrics else (),
+        )
+
+    @property
     def has_replicas(self) -> bool:
         """Whether it may have more than one."""
         given = self.deployment_config
@@ -128,7 +137,7 @@ class LLMConfig(Settings):
             actor["runtime_env"] = self.runtime_env
         return {
             "name": _deployment_of(self.model_loading_config.model_id),
-            "constructor_timeout_s": self.ready_timeout_s,
+            "constructor_timeout_s": self.engine.constructor_timeout_s,
             **given,
             "actor_options": actor,
         }
@@ -152,12 +161,7 @@ class LLMServer(EngineReplica):
 
     async def __init__(self, llm_config: LLMConfig) -> None:  # type: ignore[misc]  # see there
         """Start the engine; return once it is healthy."""
-        reads = llm_config.log_engine_metrics
-        self.settings = EngineSettings(
-            command=llm_config.command,
-            ready_timeout_s=llm_config.ready_timeout_s,
-            load_metrics=_LOAD[llm_config.llm_engine] if reads else (),
-        )
+        self.settings = llm_config.engine
         await super().__init__()
 
     @classmethod

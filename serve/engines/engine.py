@@ -90,6 +90,11 @@ class EngineSettings(Settings):
     load_metrics: tuple[str, ...] = Field(default=(), max_length=MAX_STATS)
     metrics_path: str = "/metrics"
 
+    @property
+    def constructor_timeout_s(self) -> float:
+        """That of the replica, which says itself why its engine was not healthy in time."""
+        return self.ready_timeout_s + 2 * PROBE_TIMEOUT_S
+
     @field_validator("command")
     @classmethod
     def _has_a_port(cls, command: tuple[str, ...]) -> tuple[str, ...]:
@@ -146,7 +151,7 @@ def Engine(  # noqa: N802  # as its users know classes that deploy
     }
     settings = validated(EngineSettings, given)
     served = type("Engine", (EngineReplica,), {"settings": settings, "__module__": __name__})
-    options.setdefault("constructor_timeout_s", ready_timeout_s)
+    options.setdefault("constructor_timeout_s", settings.constructor_timeout_s)
     made: Deployment[Any] = deployment(**options)(served)
     if env is None:
         return made
@@ -169,7 +174,8 @@ def build(arguments: dict[str, Any]) -> Application:
         try:
             given[name] = yaml.safe_load(value) if is_scalar else value
         except yaml.YAMLError as error:
-            raise InvalidRequestError(f"{name}={value!r}: is no YAML: {error}") from None
+            reason = getattr(error, "problem", None) or error  # without the lines around it
+            raise InvalidRequestError(f"{name}={value!r}: is no YAML: {reason}") from None
     return Engine(**given).bind()
 
 
@@ -199,7 +205,10 @@ class EngineReplica:
         reader, self._keeper = await asyncio.open_connection(sock=ours)
         self._watching = asyncio.create_task(self._watch(reader))
         began_at = time.monotonic()
-        while not await self._is_ready():
+        while problem := await self._problem():
+            if time.monotonic() - began_at > self.settings.ready_timeout_s:
+                limit = f"ready_timeout_s={self.settings.ready_timeout_s:g}"
+                raise RuntimeError(f"the engine is not healthy within {limit}: {problem}")
             await asyncio.sleep(PROBE_S)
         logger.info("the engine was ready after %.1f s", time.monotonic() - began_at)
 
@@ -211,9 +220,8 @@ class EngineReplica:
 
     async def check_health(self) -> None:
         """Raise where the engine says that it is not well."""
-        status = await self._status()
-        if status >= 400:
-            raise RuntimeError(f"the engine answers {self.settings.health} with status {status}")
+        if problem := _unwell(self.settings.health, await self._status()):
+            raise RuntimeError(problem)
         if self._gauges:
             await self._read_load()
 
@@ -241,10 +249,15 @@ class EngineReplica:
         sys.stdout.flush()
         os._exit(code or 1)
 
-    async def _is_ready(self) -> bool:
-        with contextlib.suppress(OSError, asyncio.TimeoutError):
-            return await asyncio.wait_for(self._status(), PROBE_TIMEOUT_S) < 400
-        return False
+    async def _problem(self) -> str:
+        """Return why the engine is not healthy yet; "" where it is."""
+        try:
+            status = await asyncio.wait_for(self._status(), PROBE_TIMEOUT_S)
+        except TimeoutError:
+            return f"it has not answered {self.settings.health} for {PROBE_TIMEOUT_S:g} s"
+        except OSError as error:
+            return f"port {self.port} of {LOOPBACK}: {error}"
+        return _unwell(self.settings.health, status)
 
     async def _status(self) -> int:
         async with contextlib.aclosing(self._get(self.settings.health)) as events:
@@ -375,6 +388,10 @@ class EngineReplica:
 
 
 setattr(EngineReplica, ASGI_APP, AppSource(instance))
+
+
+def _unwell(health: str, status: int) -> str:
+    return f"the engine answers {health} with status {status}" if status >= 400 else ""
 
 
 @contextlib.asynccontextmanager
