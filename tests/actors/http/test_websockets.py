@@ -94,13 +94,16 @@ class Talk(Noting):
             raise
 
     @api.websocket("/flood")
-    async def flood(self, websocket: WebSocket, size: int = 100_000) -> None:
+    async def flood(
+        self, websocket: WebSocket, size: int = 100_000, pause_s: float = 0
+    ) -> None:
         await websocket.accept()
         try:
             while True:
                 await websocket.send_bytes(b"x" * size)
                 with (self.folder / "sent").open("ab") as sent:
                     sent.write(b".")
+                await asyncio.sleep(pause_s)
         finally:
             self.note("flood over")
 
@@ -281,7 +284,8 @@ async def test_user_code_hears_how_its_client_left(own_talk, noted):
 async def test_a_client_that_leaves_ends_what_is_sent_to_it_and_frees_the_slot(
     own_talk, noted, running, name, unread
 ):
-    client = await connect(f"{own_talk}/flood", ping_interval=None)
+    slowly = "?size=10&pause_s=0.05" if unread else ""  # or the client's part would not be read
+    client = await connect(f"{own_talk}/flood{slowly}", ping_interval=None)
     await client.recv()
     for _ in range(unread):
         with contextlib.suppress(TimeoutError):  # user code reads nothing, so little is taken
