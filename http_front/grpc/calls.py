@@ -50,7 +50,7 @@ from greenroom.http_front.link import Kept, Link
 FRESH_S = 2.0  # how long the table of applications is believed
 ASK_TIMEOUT_S = 5.0
 RPCS = "RPCs (maximum_concurrent_rpcs)"
-MAX_METADATA = 200  # characters of a value that is used
+MAX_METADATA = 200  # characters of a value that is used, and of a model's name that is kept
 INFERENCE = "inference.GRPCInferenceService"  # the Open Inference Protocol's
 MOST_ASKED = 16  # applications that a call which names none goes to
 MAX_KNOWN = 1000  # methods and models whose application is remembered
@@ -218,6 +218,8 @@ class Servicers(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc ships no 
         return make(behaviour, found.request_deserializer, found.response_serializer)
 
     def _remember(self, asked: tuple[str, str], endpoint: str) -> None:
+        if len(asked[1]) > MAX_METADATA:
+            return  # a client may send megabytes
         if len(self._known) >= MAX_KNOWN:
             self._known.clear()
         self._known[asked] = endpoint

@@ -94,9 +94,7 @@ class Talk(Noting):
             raise
 
     @api.websocket("/flood")
-    async def flood(
-        self, websocket: WebSocket, size: int = 100_000, pause_s: float = 0
-    ) -> None:
+    async def flood(self, websocket: WebSocket, size: int = 100_000, pause_s: float = 0) -> None:
         await websocket.accept()
         try:
             while True:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib
+import itertools
 import os
+import pickle
 import signal
 import socket
 import sys
@@ -13,6 +15,7 @@ import threading
 import time
 import urllib.request
 from pathlib import Path
+from types import SimpleNamespace
 
 import grpc
 import pytest
@@ -21,8 +24,9 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from grpc_tools import protoc
 
 from greenroom import serve
+from greenroom.actors.messages.queries import FailedAnswer, ValueAnswer
 from greenroom.http_front.clients import TrustedProxies
-from greenroom.http_front.grpc.calls import Places, Servicers
+from greenroom.http_front.grpc.calls import INFERENCE, Applications, Places, Servicers
 from greenroom.http_front.grpc.serving import CONNECTION, Services
 from greenroom.serve.admin import applications
 from greenroom.serve.exceptions import BackPressureError, GrpcStatusError, StartError
@@ -401,6 +405,18 @@ class Context:
     async def abort(self, code, text):
         raise RuntimeError(code, text)
 
+    def invocation_metadata(self):
+        return ()
+
+    def set_trailing_metadata(self, _metadata):
+        pass
+
+    def time_remaining(self):
+        return None
+
+    def code(self):
+        return None
+
 
 async def test_a_client_has_its_share_of_places_over_all_its_connections_and_a_proxy_any():
     places = Places(8, TrustedProxies(["10.0.0.9"]))
@@ -424,6 +440,39 @@ async def test_a_client_has_its_share_of_places_over_all_its_connections_and_a_p
             await take("ipv4:10.0.0.9:9")
     async with places.place(Context("ipv4:10.0.0.1:1"), "calls"):
         pass
+
+
+class Two:
+    """A link to two applications, of which the second one has all models; keeps who is asked."""
+
+    def __init__(self):
+        self.asked = []
+        self.next_id = itertools.count(1).__next__
+
+    async def request(self, *_):
+        names = ("one", "two")
+        return {"applications": {name: {"ingress": "D", "deployments": {}} for name in names}}
+
+    async def ask(self, query, _on_upload=None):
+        self.asked.append(query.endpoint)
+        if query.endpoint == "one#D":
+            return FailedAnswer(query.id, "GrpcStatusError", "NOT_FOUND: no such model")
+        return ValueAnswer(query.id, pickle.dumps("found"))
+
+
+@pytest.mark.parametrize(("size", "again"), [(10, ["two#D"]), (1_000_000, ["one#D", "two#D"])])
+async def test_who_has_a_model_is_remembered_unless_its_name_is_of_any_length(size, again):
+    link = Two()
+    servicers = Servicers(link, Applications(link), None, Places(8, TrustedProxies([])))
+    method = {"ModelInfer": grpc.unary_unary_rpc_method_handler(None)}
+    servicers.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(INFERENCE, method),))
+    details = SimpleNamespace(method=f"/{INFERENCE}/ModelInfer", invocation_metadata=())
+    infer = servicers.service(details).unary_unary
+    request = SimpleNamespace(model_name="m" * size)
+    assert await infer(request, Context("ipv4:10.0.0.1:1")) == "found"
+    assert link.asked == ["one#D", "two#D"]
+    assert await infer(request, Context("ipv4:10.0.0.1:1")) == "found"
+    assert link.asked[2:] == again
 
 
 def _shortened():
