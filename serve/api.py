@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import sys
 import threading
@@ -13,7 +14,7 @@ from typing import Any, TypeVar
 
 from greenroom.actors.replica import context as user_context
 from greenroom.core.config import GrpcOptions, HTTPOptions, LoggingConfig, RuntimeEnv
-from greenroom.core.errors import NotRunningError
+from greenroom.core.errors import GreenroomError, NotRunningError
 from greenroom.core.validation import Settings
 from greenroom.serve import local_testing
 from greenroom.serve.admin import applications, reports, session
@@ -193,5 +194,6 @@ def _wait_for_interrupt(*names: str) -> None:
         threading.Event().wait()
     except KeyboardInterrupt:
         for name in names:
-            delete(name)
+            with contextlib.suppress(GreenroomError, TimeoutError):  # the system has ended, say
+                delete(name)
         sys.exit(0)

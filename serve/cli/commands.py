@@ -73,8 +73,8 @@ def complete_names(_ctx: click.Context, _parameter: click.Parameter, incomplete:
     try:
         with connected(settings_from({})) as connection:  # soon or not at all: a shell waits
             names = reports.read_report(connection, COMPLETION_TIMEOUT_S)["applications"]
-    except (GreenroomError, TimeoutError, OSError):
-        return []  # none runs
+    except (GreenroomError, TimeoutError, OSError, click.ClickException):
+        return []  # none runs, or a variable is wrong
     return sorted(name for name in names if name.startswith(incomplete))
 
 

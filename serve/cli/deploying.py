@@ -363,8 +363,9 @@ def _wait_for_interrupt() -> None:
 
 
 def _print(logs: Logs, over: threading.Event) -> None:
-    for line in logs.follow(over.wait):
-        commands.print_line(line)
+    with contextlib.suppress(BrokenPipeError):  # what reads this has ended
+        for line in logs.follow(over.wait):
+            commands.print_line(line)
 
 
 def _delete(connection: Connection, name: str) -> None:

@@ -10,13 +10,16 @@ a JSON object.
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import re
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -153,6 +156,19 @@ def events_of(lines: list[Line]) -> list[Event]:
     return found
 
 
+class _Nowhere(io.StringIO):
+    def write(self, text: str) -> int:
+        return len(text)
+
+
+def print_event(what: Event, settings: HostSettings) -> None:
+    """Print an event; the command goes on without a reader, which Ctrl-C may have ended first."""
+    try:
+        click.echo(what.shown(settings.log_format))
+    except BrokenPipeError:
+        sys.stdout = _Nowhere()  # else what is buffered is an error at the end of the process
+
+
 @contextlib.contextmanager
 def show_events(settings: HostSettings) -> Iterator[Callable[[Event], None]]:
     """Print what is logged from now on, until the end; gives what prints an event of the caller's.
@@ -164,8 +180,7 @@ def show_events(settings: HostSettings) -> Iterator[Callable[[Event], None]]:
         each.skip()
     ended = threading.Event()
 
-    def show(what: Event) -> None:
-        click.echo(what.shown(settings.log_format))
+    show = partial(print_event, settings=settings)
 
     def follow() -> None:
         is_last = False

@@ -25,7 +25,7 @@ from greenroom.core.errors import GreenroomError
 from greenroom.core.silence import TICK_S
 from greenroom.serve.cli.display import Progress
 from greenroom.serve.cli.flags import HERE, command
-from greenroom.serve.cli.logs import Event, event, show_events
+from greenroom.serve.cli.logs import Event, event, print_event, show_events
 
 STOP_MARGIN_S = 5.0  # for what this command does besides
 
@@ -93,7 +93,7 @@ def start(given: Collection[str], block: bool, settings: HostSettings) -> None:
                 show(event("host", "stopping"))
                 last = event("host", _stop(settings))
     if last is not None:  # when all that led to it is printed
-        click.echo(last.shown(settings.log_format))
+        print_event(last, settings)
 
 
 def _start(settings: HostSettings, given: Collection[str]) -> tuple[bool, str]:

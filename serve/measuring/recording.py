@@ -169,6 +169,7 @@ def record(
     with open(fd, "wb") as out:
         head = {"greenroom": "recording", "format": FORMAT, "endpoint": endpoint, "at": time.time()}
         out.write(json.dumps(head).encode() + b"\n")
+        has_begun = False
         try:
             client.wait_for_goal(
                 client.create_backend(
@@ -178,9 +179,12 @@ def record(
             )
             client.create_endpoint(name, backend=name)
             client.shadow_traffic(endpoint, name, sample, compare=answered)
+            has_begun = True
             on_begin()
             return _take_all(client, name, out, max_bytes, seconds)
         finally:
+            if not has_begun:
+                file.unlink(missing_ok=True)  # which would be in the way of the next try
             stop(client, endpoint)
 
 

@@ -163,6 +163,16 @@ def test_blocking_ends_with_ctrl_c_and_deletes_the_application(controller, monke
     assert controller.applications == {}
 
 
+def test_blocking_ends_with_ctrl_c_though_the_system_has_ended_before(controller, monkeypatch):
+    def interrupted(_event, _timeout=None):
+        controller.failing["DeleteApplication"] = NotRunningError("nothing answers")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Event, "wait", interrupted)
+    with pytest.raises(SystemExit):
+        serve.run(Adder.bind(), blocking=True)
+
+
 def test_start_takes_http_options(system):
     serve.start(http_options={"port": 9000})
     assert system.settings.http.port == 9000

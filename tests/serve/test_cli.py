@@ -4,16 +4,19 @@ import json
 import logging
 import os
 import shlex
+import sys
 import threading
 import time
 import types
 
+import click
 import pytest
 from click.shell_completion import ShellComplete
 from click.testing import CliRunner
 
 from greenroom import serve
 from greenroom.actors.runtime.settings import FIELDS
+from greenroom.core.errors import ConflictError
 from greenroom.serve.cli import commands, deploying, display, starting
 from greenroom.serve.cli.main import main
 from greenroom.serve.exceptions import StartError
@@ -240,6 +243,22 @@ def test_start_in_the_foreground_prints_events_and_stops_what_it_started(
     system.running = True
     invoke("start", "--block")
     assert system.calls == ["start", "stop", "start"]
+
+
+def test_start_in_the_foreground_stops_what_it_started_though_nothing_reads_its_events(
+    invoke, system, monkeypatch
+):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    def end(*_, **__):
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")  # Ctrl-C has ended what it is piped to
+
+    monkeypatch.setattr(starting, "_wait_while_running", interrupt)
+    monkeypatch.setattr(click, "echo", end)
+    monkeypatch.setattr(sys, "stdout", sys.stdout)
+    invoke("start", "--block")
+    assert system.calls == ["start", "stop"]
 
 
 def test_start_says_that_traces_are_asked_for_and_cannot_be_made(invoke, system, monkeypatch):
@@ -507,7 +526,7 @@ def test_watching_ends_when_nothing_reads_it_any_more(invoke, running, monkeypat
     invoke("status", "--json", "--watch", code=1)
 
 
-def test_names_of_applications_complete_by_tab(invoke, running, system):
+def test_names_of_applications_complete_by_tab(invoke, running, system, monkeypatch):
     invoke("deploy", "demo", "--name", "shop")
     invoke("deploy", "demo", "--name", "sales", "--route-prefix", "/sales")
     complete = ShellComplete(main, {}, "greenroom", "_GREENROOM_COMPLETE").get_completions
@@ -518,6 +537,8 @@ def test_names_of_applications_complete_by_tab(invoke, running, system):
     assert [each.value for each in complete(["delete"], "sh")] == ["shop"]
     invoke("stop")
     assert complete(["delete"], "") == [], "nothing runs"
+    monkeypatch.setenv("GREENROOM_ADMIN_PORT", "many")
+    assert complete(["delete"], "") == [], "and no traceback"
 
 
 def test_status_is_1_when_something_is_not_healthy(invoke, running):
@@ -556,6 +577,16 @@ def test_logs_are_shown_by_name(invoke, logs):
     assert "no log matches 'nothing'" in result.stderr
     assert "that does not run are found by --state-dir" in result.stderr
     assert "controller, replica-default#Model" in result.stderr
+
+
+def test_a_recording_that_cannot_begin_leaves_no_file(invoke, running, app_dir):
+    with serve.Client.connect() as client:
+        client.create_backend("v1", len)
+        client.create_endpoint("e", backend="v1")
+    running.controller.failing["ShadowTraffic"] = ConflictError("no shadow is taken")
+    for _ in range(2):
+        assert "no shadow is taken" in invoke("record", "e", code=1).stderr
+    assert not (app_dir / "e.jsonl").exists()
 
 
 def test_followed_logs_end_with_ctrl_c(invoke, logs, monkeypatch):
