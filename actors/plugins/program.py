@@ -47,6 +47,18 @@ def begin(*given: str) -> tuple[socket.socket, Callable[[], Any]] | None:
     return socket.socket(fileno=connection_fd), lambda: _load(code_fd)
 
 
+def encoded(answer: dict[str, Any], **known: int) -> bytes:
+    """Return a frame with an answer, or with why that cannot be sent; ``known`` is in either."""
+    try:
+        body = json.dumps({**known, **answer}).encode()
+    except Exception as error:  # the user's types may refuse in any way
+        body = json.dumps({**known, "error": f"its answer is not JSON-able: {error}"}).encode()
+    if len(body) > MAX_FRAME_BYTES:
+        text = f"its answer takes {len(body)} bytes; at most {MAX_FRAME_BYTES} are let through"
+        body = json.dumps({**known, "error": text}).encode()
+    return frame(body)
+
+
 def report_error(error: BaseException) -> str:
     """Return an error of user code in a line, and print where it was raised."""
     sys.stderr.write(users_traceback(error))
@@ -80,7 +92,7 @@ def run_policy(*given: str) -> int:
             answer = _answer(function, json.loads(question))
         except BaseException as error:  # sys.exit() of user code is a failed answer too
             answer = {"error": report_error(error)}
-        connection.sendall(_encoded(answer))
+        connection.sendall(encoded(answer))
     return 0
 
 
@@ -109,14 +121,3 @@ def _plain(number: Any) -> Any:
     """Make a Python number of one of numpy's."""
     item = getattr(number, "item", None)
     return item() if callable(item) else number
-
-
-def _encoded(answer: dict[str, Any]) -> bytes:
-    try:
-        body = json.dumps(answer).encode()
-    except (TypeError, ValueError) as error:
-        body = json.dumps({"error": f"its answer is not JSON-able: {error}"}).encode()
-    if len(body) > MAX_FRAME_BYTES:
-        text = f"its answer takes {len(body)} bytes; at most {MAX_FRAME_BYTES} are let through"
-        body = json.dumps({"error": text}).encode()
-    return frame(body)

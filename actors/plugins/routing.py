@@ -18,7 +18,6 @@ Those that go are JSON: ``{}`` when the instance is made, then to each question 
 from __future__ import annotations
 
 import asyncio
-import json
 import pickle
 import socket
 import time
@@ -30,15 +29,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from starlette.requests import Request
 
 from greenroom.actors.messages.queries import HttpCall, Query, arguments_of, call_of
-from greenroom.actors.plugins.program import (
-    ASKED,
-    HEADER,
-    MAX_FRAME_BYTES,
-    ROUTED,
-    begin,
-    frame,
-    report_error,
-)
+from greenroom.actors.plugins.program import ASKED, HEADER, ROUTED, begin, encoded, report_error
 from greenroom.actors.replica.context import DeploymentID, ReplicaID
 from greenroom.actors.replica.responses import Body, make_scope
 from greenroom.core.validation import explain_missing
@@ -237,7 +228,7 @@ class _Asker:
                     self._routed(*given)
                 else:
                     self._begin(*given)
-                    writer.write(frame(b"{}"))
+                    writer.write(encoded({}))
         except (asyncio.IncompleteReadError, ConnectionError):
             return 0
         except Exception as error:
@@ -269,17 +260,16 @@ class _Asker:
             )
             for tag, host, ongoing, models in candidates
         }
+        answer: dict[str, Any]
+        timeout = asyncio.timeout(timeout_s)
         try:
-            ranks = await asyncio.wait_for(self._ranks(number, query, replicas), timeout_s)
-            answer = {"number": number, "ranks": ranks}
-        except TimeoutError:
-            return  # the query has gone on without it
-        except Exception as error:
-            answer = {"number": number, "error": report_error(error)}
-        body = json.dumps(answer).encode()
-        if len(body) > MAX_FRAME_BYTES:
-            body = json.dumps({"number": number, "error": "it named too many replicas"}).encode()
-        writer.write(frame(body))
+            async with timeout:
+                answer = {"ranks": await self._ranks(number, query, replicas)}
+        except (Exception, SystemExit) as error:
+            if timeout.expired():
+                return  # the query has gone on without it
+            answer = {"error": report_error(error)}
+        writer.write(encoded(answer, number=number))
 
     async def _ranks(
         self, number: int, query: Query, replicas: Mapping[str, RunningReplica]

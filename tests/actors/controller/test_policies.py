@@ -186,6 +186,22 @@ def huge(_context: Any) -> Any:
     return 1, "x" * 200_000
 
 
+def deep(_context: Any) -> Any:
+    state: list[Any] = []
+    for _ in range(100_000):
+        state = [state]
+    return 1, state
+
+
+class Odd(dict[str, Any]):
+    def items(self) -> Any:
+        raise LookupError("no items today")
+
+
+def odd(_context: Any) -> Any:
+    return 1, Odd(a=1)
+
+
 def hang(_context: Any) -> int:
     while True:
         time.sleep(60)
@@ -215,6 +231,8 @@ def nest(_context: Any) -> int:
         (leave, "SystemExit: 3"),
         (vanish, "its process ended"),
         (strange, "its answer is not JSON-able: Object of type object"),
+        (deep, "its answer is not JSON-able: maximum recursion depth exceeded"),
+        (odd, "its answer is not JSON-able: no items today"),
         (coroutine, "it is async; a policy is a plain function"),
         (huge, "at most 65536 are let through"),
         (scribble, "its process ended"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -77,6 +78,11 @@ class Blocking(RequestRouter):
 class Slow(RequestRouter):
     async def choose_replicas(self, *_args: Any) -> Any:
         await asyncio.sleep(60)
+
+
+class Leaving(RequestRouter):
+    async def choose_replicas(self, *_args: Any) -> Any:
+        sys.exit(3)
 
 
 class OfStrangers(RequestRouter):
@@ -202,6 +208,16 @@ def test_equal_prefixes_meet_one_replica_by_http_and_by_handle_also_after_deaths
 def test_whatever_it_does_queries_are_answered(system, router, outcome, settings):
     deploy(system, router, **settings)
     until(system, outcome, lambda: ask(system, "x"))
+
+
+@pytest.mark.slow
+def test_one_that_calls_exit_has_failed_to_answer_and_goes_on(system):
+    deploy(system, Leaving, **PATIENT)
+    until(system, "failed", lambda: ask(system, "x"))
+    (first,) = [pid for role, pid in system.pids() if role == ROLE]
+    for _ in range(3):
+        until(system, "failed", lambda: ask(system, "x"))
+    assert alive(first)
 
 
 @pytest.mark.slow
