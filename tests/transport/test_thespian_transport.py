@@ -320,6 +320,21 @@ def test_a_number_that_is_another_file_by_now_is_watched_anew(transport):
         os.close(fd)
 
 
+def test_a_number_that_was_reported_may_be_watched_by_others_from_then_on(transport):
+    read_fd, write_fd = os.pipe()
+    transport.set_watch([read_fd])
+    os.write(write_fd, b"x")
+    assert transport.run(None, DEADLINE).message.ready == [read_fd]
+    seen = []
+    transport.loop.add_reader(read_fd, lambda: seen.append(os.read(read_fd, 1)))
+    transport.set_watch([])
+    assert transport.run(None, timedelta(milliseconds=5)) is None
+    assert seen == [b"x"]
+    transport.loop.remove_reader(read_fd)
+    os.close(read_fd)
+    os.close(write_fd)
+
+
 def test_a_closed_descriptor_is_not_watched_and_no_trouble(transport):
     read_fd, write_fd = os.pipe()
     os.close(read_fd)
@@ -335,8 +350,11 @@ def test_signals_interrupt_a_waiting_loop(transport):
         assert isinstance(transport.run(None, DEADLINE).message, ChildMayHaveDied)
     finally:
         signal.signal(signal.SIGUSR1, before)
+    assert transport.run(None, timedelta(milliseconds=5)) is None
     transport.interrupt_wait(signal_shutdown=True)
     assert isinstance(transport.run(None, DEADLINE).message, ActorExitRequest)
+    transport.interrupt_wait()
+    assert transport.run(None, timedelta(milliseconds=5)) is None, "once"
 
 
 def test_other_threads_may_send_while_the_loop_runs(transport, echo):
