@@ -312,23 +312,31 @@ def test_a_host_without_uv_says_so(tmp_path, install, monkeypatch):
     assert not (tmp_path / "a").exists()
 
 
-def test_unused_environments_go_but_for_the_last(tmp_path):
+@pytest.fixture
+def six(tmp_path):
+    """A folder with environments e0 to e5, each used a second after the one before; e0 is half."""
     for number in range(6):
         (tmp_path / f"e{number}").mkdir()
         if number:
             (tmp_path / f"e{number}" / COMPLETE).touch()
         os.utime(tmp_path / f"e{number}", (number, time.time() - 100 + number))
-    (tmp_path / "e1.lock").touch()
-    (tmp_path / "failed.failure").touch()
-    (tmp_path / "failed.lock").touch()
-    environments.prune(tmp_path, lambda: {"e1"})
-    left = sorted(path.name for path in tmp_path.iterdir() if path.is_dir())
-    assert left == ["e1", "e3", "e4", "e5"], "one in use, and the three that were used last"
-    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["e1.lock"]
-    environments.prune(tmp_path / "nothing", list)
+    return tmp_path
 
 
-def test_what_cannot_be_removed_does_not_keep_the_others(tmp_path, monkeypatch):
+def folders(path: Path) -> list[str]:
+    return sorted(each.name for each in path.iterdir() if each.is_dir())
+
+
+def test_unused_environments_go_but_for_the_last(six):
+    for name in ("e1.lock", "failed.failure", "failed.lock"):
+        (six / name).touch()
+    environments.prune(six, lambda: {"e1"})
+    assert folders(six) == ["e1", "e3", "e4", "e5"], "one in use, and the three used last"
+    assert [path.name for path in six.iterdir() if path.is_file()] == ["e1.lock"]
+    environments.prune(six / "nothing", list)
+
+
+def test_what_cannot_be_removed_does_not_keep_the_others(six, monkeypatch):
     remove = shutil.rmtree
 
     def fails_for_one(path: Path, ignore_errors: bool = False) -> None:
@@ -338,14 +346,5 @@ def test_what_cannot_be_removed_does_not_keep_the_others(tmp_path, monkeypatch):
             raise OSError("a file is in use")
 
     monkeypatch.setattr(shutil, "rmtree", fails_for_one)
-    for number in range(6):
-        (tmp_path / f"e{number}").mkdir()
-        (tmp_path / f"e{number}" / COMPLETE).touch()
-        os.utime(tmp_path / f"e{number}", (number, time.time() - 100 + number))
-    environments.prune(tmp_path, list)
-    assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == [
-        "e1",
-        "e3",
-        "e4",
-        "e5",
-    ]
+    environments.prune(six, list)
+    assert folders(six) == ["e1", "e3", "e4", "e5"]
