@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from itertools import product
 from typing import Any
 
 import pytest
 
 from greenroom.core import operations as ops
 from greenroom.core.errors import ConflictError, GreenroomError
-from greenroom.core.records import is_candidates
+from greenroom.core.records import APPLICATION, CANARY, ROLLOUT, candidate_of, is_candidates
 from tests.core import requests as ask
 from tests.core.worlds import Spec, World
 
 CHANGES = 12  # so few that the code of all of them is kept
-CANARY = {"steps": (0.5, 1.0), "hold_s": 5.0, "min_samples": 10, "compare": "json"}
+BESIDE = {"steps": (0.5, 1.0), "hold_s": 5.0, "min_samples": 10, "compare": "json"}
 ROUTES = ("/", "/a", None)
 
 
@@ -31,8 +32,8 @@ def some_change(rng: random.Random) -> tuple[str, ask.Request]:
     rollout = {"endpoint": "e", "to": tag, "steps": (0.5, 1.0), "hold_s": 5.0}
     asked: list[tuple[type[ops.Operation], dict[str, Any]]] = [
         (ops.DeployApplications, {"applications": (spec,), "keep_others": True}),
-        (ops.DeployApplications, {"applications": (spec,), "canary": CANARY}),
-        (ops.DeployApplications, {"applications": (spec,), "canary": CANARY, "keep_others": True}),
+        (ops.DeployApplications, {"applications": (spec,), "canary": BESIDE}),
+        (ops.DeployApplications, {"applications": (spec,), "canary": BESIDE, "keep_others": True}),
         (ops.DeleteApplication, {"application": app}),
         (ops.CreateBackend, {"tag": tag, "code": code, "code_hash": "h"}),
         (ops.CreateEndpoint, {"name": "e", "backend": tag, "route": rng.choice(ROUTES)}),
@@ -44,6 +45,10 @@ def some_change(rng: random.Random) -> tuple[str, ask.Request]:
         (ops.AbortRollout, {"endpoint": rng.choice(both)}),
         (ops.PromoteRollout, {"endpoint": rng.choice(both)}),
         (ops.UndoChange, {"change_id": None}),
+        (ops.UndoChange, {"change_id": None}),
+        (ops.Deploy, {"spec": Spec(tag, code, {}).fields, "route_prefix": rng.choice(ROUTES)}),
+        (ops.DeleteDeployment, {"name": tag}),
+        (ops.DeleteEverything, {}),
     ]
     kind, fields = rng.choice(asked)
     return kind.key, ask.do(kind, **fields)
@@ -70,6 +75,18 @@ def check(world: World) -> None:
         assert 1.0 in endpoint.traffic.values(), "no step is part of a definition"
     keys = {name for entry in cluster.state.history for _, name in entry.after}
     assert not any(map(is_candidates, keys))
+
+
+def check_nothing_waits(world: World) -> None:
+    """Check that nothing is to be looked at when what there was comes again."""
+    agenda = world.cluster.state.agenda
+    for entry in world.cluster.state.history:
+        for (kind, name), application in product(entry.after, ("shop", "blog")):
+            agenda.happened((kind, name))
+            agenda.happened((ROLLOUT, name))
+            agenda.happened((CANARY, application))
+            agenda.happened((APPLICATION, candidate_of(application)))
+    assert agenda.next_at() > world.now
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -99,3 +116,4 @@ def test_a_history_that_is_undone_wholly_ends_where_it_began(seed: int) -> None:
     world.converge()
     assert world.cluster.state.is_empty, (made, list(world.cluster.state.history))
     assert not world.processes
+    check_nothing_waits(world)
