@@ -125,6 +125,11 @@ class Run:
         """Return for how long the step has stood."""
         return self.record.held_s if self.held_since is None else now - self.held_since
 
+    @property
+    def held_until(self) -> float:
+        """Until when the step is to stand."""
+        return NEVER if self.held_since is None else self.held_since + self.record.hold_s
+
     def reason_to_go_back(self, now: float) -> str:
         """Say why the traffic is to go back; empty where nothing speaks for that."""
         record = self.record
@@ -204,9 +209,8 @@ class Run:
         if self.evidence[worst] > judging.NO_EVIDENCE:
             finding = judging.describe(worst, record.abort_if[worst], sample)
             return f"in doubt about {worst}, so it waits for more queries: {finding}"
-        held_s, hold_s = self.held_s(now), record.hold_s
-        progress = f"no objection so far; held for {held_s:.0f} of {hold_s:g} s"
-        return progress if held_s < hold_s else ""
+        progress = f"no objection so far; held for {self.held_s(now):.0f} of {record.hold_s:g} s"
+        return progress if now < self.held_until else ""
 
     def save_counted(self, now: float) -> None:
         """Save now and then what was counted, for the next controller."""
@@ -397,7 +401,7 @@ class Rollouts:
 
     def _schedule(self, run: Run, now: float) -> None:
         """Reconcile it when it is due, and after each change of what it goes by."""
-        record, times, agenda = run.record, [NEVER], self._agenda
+        record, times, agenda = run.record, [NEVER, run.held_until], self._agenda
         backend = self._state.backends.get(record.to)
         agenda.upon((BACKEND, record.to), ROLLOUT, record.endpoint)
         if backend is not None and backend.record.application:
@@ -405,8 +409,6 @@ class Rollouts:
             agenda.upon((APPLICATION, application), ROLLOUT, record.endpoint)
         if run.held_since is None:
             agenda.upon(HELD, ROLLOUT, record.endpoint)
-        else:
-            times.append(run.held_since + record.hold_s)
         if run.down_since is not None:
             times.append(run.down_since + record.ready_timeout_s)
         agenda.at(ROLLOUT, record.endpoint, min(due_at for due_at in times if due_at > now))

@@ -85,3 +85,14 @@ def test_each_step_has_a_bound_of_its_own_for_what_is_slow(world: World) -> None
     report(world, v1=tally(1000, seconds=0.01), v2=tally(1000, seconds=0.1))
     assert traffic(world) == {"v1": 1.0}
     assert "p95 latency" in state(world)["why"]
+
+
+@pytest.mark.parametrize("hold_s", [100.1, 100.3])
+def test_a_step_is_over_when_it_has_stood_for_as_long_as_it_is_to(hold_s: float) -> None:
+    assert (1000.0 + hold_s) - 1000.0 < hold_s, "by the clock it stood for a moment less"
+    world = with_endpoint()
+    assert world.now == 1000.0
+    begun(world, hold_s=hold_s)
+    report(world, v1=tally(900), v2=tally(200))
+    world.wait(hold_s + 1)
+    assert state(world)["step"] == 2
