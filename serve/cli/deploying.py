@@ -317,19 +317,26 @@ def run(
         of = _file_name(names[0]) if len(names) == 1 else "*"
         logs = Logs(settings.logs_dir, f"replica-{of}#*.log")
         logs.skip()
-        there = reports.read_report(connection).get("applications") or {}
-        for name in names:
-            if name not in there:
-                undo.callback(_delete, connection, name)
-        bring_up(connection, built)
+        there = set(reports.read_report(connection).get("applications") or ())
+
+        def deploy_it(built: Built) -> None:
+            for spec in built.applications:
+                if spec.name not in there:
+                    there.add(spec.name)
+                    undo.callback(_delete, connection, spec.name)
+            bring_up(connection, built)
+
+        deploy_it(built)
         if non_blocking:
             undo.pop_all()
             connection.close()
             return
-        _follow(connection, source, logs, reload=reload)
+        _follow(source, logs, deploy_it, reload=reload)
 
 
-def _follow(connection: Connection, source: Source, logs: Logs, *, reload: bool) -> None:
+def _follow(
+    source: Source, logs: Logs, deploy_it: Callable[[Built], None], *, reload: bool
+) -> None:
     over = threading.Event()
     printer = threading.Thread(target=_print, args=(logs, over), name="logs", daemon=True)
     printer.start()
@@ -337,7 +344,7 @@ def _follow(connection: Connection, source: Source, logs: Logs, *, reload: bool)
     try:
         if reload:
             for _ in Watcher(source.watched, over.wait).changes():
-                redeploy(connection, source)
+                redeploy(source, deploy_it)
         else:
             _wait_for_interrupt()
     except KeyboardInterrupt:
@@ -347,13 +354,13 @@ def _follow(connection: Connection, source: Source, logs: Logs, *, reload: bool)
         printer.join()
 
 
-def redeploy(connection: Connection, source: Source) -> None:
+def redeploy(source: Source, deploy_it: Callable[[Built], None]) -> None:
     """Import and deploy again; what fails is shown, and the earlier version serves on."""
     click.echo("files have changed; deploying again")
     importing.forget_modules(source.watched)
     try:
         source.read_again()
-        bring_up(connection, source.build())
+        deploy_it(source.build())
     except (GreenroomError, TimeoutError) as error:
         click.echo(f"{error}; the earlier version serves on", err=True)
 

@@ -187,6 +187,8 @@ def test_what_belongs_to_another_user_is_an_error_that_says_so(invoke, monkeypat
         ("record shop --max-mb 0", "'--max-mb': 0.0 is not in the range x>=0.001"),
         ("record shop --seconds -1", "'--seconds': -1.0 is not in the range x>0"),
         ("record shop no/shop.jsonl", "'no/shop.jsonl': there is no folder no; make it"),
+        ("replay demo.py --to v2 --compare no", "compare='no': must be 'status' or 'json'"),
+        ("replay demo.py --to v2 --ignore id", "JSON pointer"),
         ("replay demo.py --to v2 --speed 0", "'--speed': 0.0 is not in the range x>0"),
         ("backup no/state", "'no/state': there is no folder no; make it"),
         ("keygen no/cluster.key", "'no/cluster.key': there is no folder no; make it"),

@@ -166,6 +166,20 @@ def test_run_takes_a_file_and_starts_the_system_with_its_options(
     assert "a configuration file says that" in refused.stderr
 
 
+def test_what_a_reload_adds_is_deleted_at_ctrl_c_too(invoke, running, app_dir, monkeypatch):
+    def edit(_watcher):
+        with (app_dir / "two.yaml").open("a") as file:
+            file.write('- {name: c, route_prefix: /c, import_path: "filed:app"}\n')
+        yield
+        assert set(running.controller.applications) == {"a", "b", "c"}
+        raise KeyboardInterrupt
+
+    invoke("deploy", "filed:app", "--name", "b", "--route-prefix", "/b")
+    monkeypatch.setattr(deploying.Watcher, "changes", edit)
+    invoke("run", "two.yaml", "--reload")
+    assert set(running.controller.applications) == {"b"}, "which was there before"
+
+
 def test_run_of_a_file_deletes_at_ctrl_c_what_it_has_deployed(invoke, system, monkeypatch):
     def interrupt():
         assert set(system.controller.applications) == {"a", "b"}

@@ -135,18 +135,9 @@ def test_a_rollout_with_a_replay_begins_only_where_answers_agree(system, recorde
         client.abort_rollout("answer")
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (("--to", "v9"), "no backend is named 'v9'"),
-        (("--to", "v2", "--compare", "no"), "compare='no': must be 'status' or 'json'"),
-        (("--to", "v2", "--ignore", "id"), "JSON pointer"),
-    ],
-)
-def test_bad_flags_are_reported(system, recorded, flags, message):
-    done = system.greenroom("replay", str(recorded), *flags)
-    assert done.returncode in (1, 2)
-    assert message in done.stderr
+def test_a_backend_that_is_not_there_is_reported(system, recorded):
+    done = system.greenroom("replay", str(recorded), "--to", "v9")
+    assert (done.returncode, "no backend is named 'v9'" in done.stderr) == (1, True)
 
 
 def test_a_recording_ends_at_its_limits_and_is_not_written_over(system, recorded, tmp_path):
