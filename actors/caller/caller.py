@@ -41,7 +41,7 @@ from greenroom.actors.messages.queries import (
     put_together,
     status_of,
 )
-from greenroom.actors.runtime.loop import Callback, Loop, nothing
+from greenroom.actors.runtime.loop import GATHERED, Callback, Loop, nothing
 from greenroom.core.errors import CANCELLED_STATUS, error_status
 from greenroom.core.routing.tickets import SOCKET
 
@@ -100,7 +100,8 @@ class Caller:
             entry.share, own_s = share, share.lease.timeout_s
             if own_s is not None and (limit_s is None or own_s < limit_s):
                 limit_s, entry.query = own_s, query._replace(timeout_s=own_s)
-            share.at.lane.put(entry)
+            # The only query waits for no other that could join it.
+            share.at.lane.put(entry, GATHERED if len(self.queries) > 1 else 1)
         if limit_s is not None:
             entry.timer = self.loop.call_later(limit_s, partial(self._time_up, entry, limit_s))
 

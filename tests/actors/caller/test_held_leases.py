@@ -510,6 +510,26 @@ def test_a_query_under_a_lease_goes_to_the_replica_alone_with_the_time_limit(mod
     assert not caller.waits(number)
 
 
+def test_the_only_query_leaves_at_once_and_others_gather_in_a_turn(model):
+    caller, replica = _pick(model.callers, 0), _pick(model.replicas, 0)
+    model.end_all()
+    model.deliver_all()
+    assert not caller.queries
+    numbers = [next(model.ids) for _ in range(3)]
+
+    def sent() -> list[list[int]]:
+        way = model.wires.under_way[caller.name, replica.table.address]
+        return [[each.id for _, each in run.queries] for run, _ in way]
+
+    assert caller.send(numbers[0])
+    assert sent() == [numbers[:1]]
+    assert caller.send(numbers[1])
+    assert caller.send(numbers[2])
+    assert sent() == [numbers[:1]]
+    model.wires.end_turn()
+    assert sent() == [numbers[:1], numbers[1:]]
+
+
 @pytest.mark.parametrize(
     "settings",
     [{"follows": "stream"}, {"multiplexed_model_id": "x"}, {"session_id": "s"}, {"endpoint": "f"}],

@@ -16,7 +16,7 @@ import pytest
 import greenroom.actors
 from tests.actors.one_process import OneProcess
 
-LEASED, ROUTED = 84, 156
+LEASED, ROUTED = 79, 153
 QUERIES = 100
 DEADLINE_S = 30.0
 ROOT = Path(greenroom.actors.__file__).parents[1]
