@@ -23,7 +23,6 @@ from greenroom.core.errors import InvalidRequestError
 from greenroom.core.validation import Place, with_place
 from greenroom.serve.schema import InvalidDocumentError
 
-SUFFIXES = (".yaml", ".yml", ".json")
 SCHEMA_FILE = "greenroom.schema.json"
 _VARIABLE = re.compile(r"\$(\$\{|\{(?P<name>[A-Za-z_]\w*)(:-(?P<default>[^}]*))?\}|\{[^}]*\}?)")
 

@@ -22,7 +22,6 @@ from greenroom.actors.runtime.settings import HostSettings, differences
 from greenroom.core.errors import GreenroomError, InvalidRequestError
 from greenroom.core.operations import EXIT_CHANGES, DeployFlags
 from greenroom.core.validation import problems_in, with_place
-from greenroom.serve import config_file
 from greenroom.serve.admin import applications, declarative, reports
 from greenroom.serve.admin.session import wait_for_goal
 from greenroom.serve.build import Built
@@ -33,6 +32,8 @@ from greenroom.serve.cli.logs import Logs
 from greenroom.serve.cli.starting import Starting, interrupt_on_terminate
 from greenroom.serve.code import importing
 from greenroom.serve.schema import InvalidDocumentError, ServeDeploySchema, read_document
+
+FILE_SUFFIXES = (".yaml", ".yml", ".json")
 
 
 class Source:
@@ -70,7 +71,9 @@ class Source:
         if self.file is None:
             document, self._located = {"applications": [self._named]}, _without_places
         else:
-            file = config_file.ConfigFile(self.file)
+            from greenroom.serve.config_file import ConfigFile  # noqa: PLC0415  # 25 ms for YAML
+
+            file = ConfigFile(self.file)
             document, self._located = file.document, file.located
         with self._located():
             self.document = read_document(document)
@@ -87,7 +90,7 @@ class Source:
 
 def is_file(target: str) -> bool:
     """Return whether what is to be deployed is a configuration file."""
-    return target.endswith(config_file.SUFFIXES)
+    return target.endswith(FILE_SUFFIXES)
 
 
 @contextlib.contextmanager
@@ -440,12 +443,14 @@ class Watcher:
 )
 def build(arguments: tuple[str, ...], output: Path | None, app_dir: Path) -> None:
     """Write a configuration file of applications, for greenroom deploy FILE."""
+    from greenroom.serve.config_file import written  # noqa: PLC0415  # only this needs it
+
     with reading():
         targets = declarative.read_targets(arguments)
         if output is not None and output.exists():
             raise InvalidRequestError(f"-o {output}: it exists; remove it, or name another file")
     with _showing_tracebacks():
-        text = config_file.written(declarative.described(targets, app_dir))
+        text = written(declarative.described(targets, app_dir))
     if output is None:
         click.echo(text, nl=False)
         return

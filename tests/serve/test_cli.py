@@ -74,6 +74,11 @@ def test_help_and_completion_import_nothing_heavy():
     assert "plain,status" in shown
 
 
+def test_commands_that_deploy_import_what_reads_yaml_for_files_alone():
+    code = "import sys, greenroom.serve.cli.deploying; print('yaml' in sys.modules)"
+    assert python("-c", code).split() == ["False"]
+
+
 def test_names_of_commands_complete_by_tab():
     complete = ShellComplete(main, {}, "greenroom", "_GREENROOM_COMPLETE").get_completions
     found = {each.value: each.help for each in complete([], "st")}
