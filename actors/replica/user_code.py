@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeV
 
 import cloudpickle
 
-from greenroom.actors.caller.streams import NobodyListensError
+from greenroom.actors.caller.streams import NobodyListensError, StreamFailedError
 from greenroom.actors.messages.protobuf import portable
 from greenroom.actors.messages.queries import (
     BINARY,
@@ -429,9 +429,12 @@ def _span_of(tracer: Tracing, reply: Reply, call: PythonCall | HttpCall) -> Span
 
 
 async def _values_of(upload: Parts) -> AsyncIterator[Any]:
-    """Yield what a caller streams, value by value."""
-    while (part := await upload.next_message()) is not None and part.ends != END:
+    """Yield what a caller streams, value by value; StreamFailedError where not all of it came."""
+    while (part := await upload.next_message()) is not None:
+        if part.ends == END:
+            return
         yield pickle.loads(part.data)
+    raise StreamFailedError("the call has ended before all of its values were here")
 
 
 def dumps(value: Any, did: str) -> bytes:

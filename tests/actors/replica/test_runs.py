@@ -9,8 +9,10 @@ import threading
 import pytest
 
 from greenroom import serve
+from greenroom.actors.caller.streams import StreamFailedError
 from greenroom.actors.messages import queries as m
 from greenroom.core.errors import NotBegunError
+from greenroom.core.routing.tickets import BODY
 from greenroom.serve.handle import decode
 from tests.actors.one_process import Place
 from tests.support.queries import python_call, query
@@ -360,3 +362,34 @@ def test_whatever_user_code_raises_is_answered_and_the_replica_goes_on(one_proce
     for works in ("works", "works_async"):
         assert decode(one.run(one.answer(**python_call(method=works))), "it").value == "works"
     assert one.queries.running == 0
+
+
+class Late:
+    """Answers, and reads what its caller streams only then."""
+
+    def __init__(self):
+        self.heard = []
+
+    async def __call__(self, values):
+        self.reading = asyncio.create_task(self.read(values))
+        return "early"
+
+    async def read(self, values):
+        try:
+            self.heard.append([value async for value in values])
+        except StreamFailedError as error:
+            self.heard.append(str(error))
+
+
+def test_values_that_a_task_reads_after_the_answer_do_not_seem_to_be_all(one_process):
+    one = one_process(Late)
+
+    async def ask():
+        router, late = Router(one), one.user_code.servable.instance
+        (call,) = router.calls(1)
+        router.run(call._replace(query=call.query._replace(follows=BODY)))
+        assert await router.outcomes([call]) == [200]
+        await until(lambda: late.heard)
+        assert late.heard == ["the call has ended before all of its values were here"]
+
+    one.run(ask())
