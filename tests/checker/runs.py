@@ -125,9 +125,9 @@ class Run:
         self.rounds += 1
         self._folder = self._cluster.folder / f"round-{self.rounds}"
         self._folder.mkdir()
+        begun_at = time.monotonic()  # the first clients ask before the last have begun
         for host in self._cluster.hosts:
             self._begin_clients(host)
-        begun_at = time.monotonic()
         until = begun_at + self._plan.round_s
         journal = Journal(self._folder / "isolations")
         faults = list(self._faults.run(journal, until, self._plan.fault_pause_s))

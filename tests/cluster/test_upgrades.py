@@ -15,7 +15,8 @@ from tests.support import releases
 from tests.support.cluster import Cluster, ClusterHost
 from tests.support.programs import cannot_run
 
-pytestmark = pytest.mark.slow
+# They start up to nine hosts, one after the other, each within the 30 s of a start.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 TAG = "default#Who"
 LOAD: dict[str, Any] = {"connections": 4, "pause_s": 0.02}
