@@ -25,6 +25,7 @@ from thespian.system.transport import (
     SendStatus,
     Thespian__Run_HandlerResult,
     Thespian__Run_Terminated,
+    Thespian__UpdateWork,
     TransmitIntent,
     TransmitOnly,
 )
@@ -181,6 +182,23 @@ def test_what_a_handler_raises_comes_out_of_the_run(transport, error):
     with pytest.raises(type(error)):
         transport.run(handle, DEADLINE)
     assert transport.run(None, DEADLINE).message == "second"
+
+
+def test_a_run_within_a_run_is_refused(transport):
+    Sent(transport, transport.myAddress)
+
+    def handle(_):
+        with pytest.raises(RuntimeError, match="is running already"):
+            transport.run(None, 0)
+        return False
+
+    assert transport.run(handle, DEADLINE).return_value is False
+
+
+def test_what_wakes_only_thespians_own_transports_counts_as_sent_and_goes_nowhere(transport, echo):
+    sent = Sent(transport, echo, Thespian__UpdateWork())
+    assert sent.results == [SendStatus.Sent]
+    assert transport.run(None, timedelta(milliseconds=20)) is None
 
 
 def test_a_message_to_oneself_is_the_object_itself(transport):
