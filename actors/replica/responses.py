@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import operator
 from typing import Any
 
 from pydantic_core import from_json
@@ -172,11 +173,11 @@ def response_for(error: HTTPException) -> Response:
 
 
 async def _give_response(reply: Reply, response: Response, request: Request) -> HttpAnswer | None:
-    _check_status(response.status_code, "the response has")
+    status = _checked_status(response.status_code, "the response has")
     is_whole = not isinstance(response, StreamingResponse) and response.background is None
     if is_whole and hasattr(response, "body"):  # a FileResponse reads its file when it is called
         query_id, headers = reply.assignment.query.id, tuple(response.raw_headers)
-        return HttpAnswer(query_id, response.status_code, headers, bytes(response.body))
+        return HttpAnswer(query_id, status, headers, bytes(response.body))
     await AsgiReply(reply).run(response, request.scope, request.receive)
     return None
 
@@ -243,7 +244,7 @@ class AsgiReply:
     def _start(self, event: Message) -> None:
         if self._status:
             raise UnsupportedResultError("the ASGI app sent http.response.start twice")
-        status = _check_status(event.get("status"), "the ASGI app sent")
+        status = _checked_status(event.get("status"), "the ASGI app sent")
         try:
             self._headers = tuple((_bytes(name), _bytes(value)) for name, value in event["headers"])
         except KeyError:
@@ -295,10 +296,14 @@ class AsgiReply:
             self._reply.answer(end)
 
 
-def _check_status(status: Any, whose: str) -> int:
-    if not isinstance(status, int) or not 200 <= status <= 999:
+def _checked_status(status: Any, whose: str) -> int:
+    try:
+        number = operator.index(status)  # an integer of numpy's is one, too
+    except TypeError:
+        number = 0
+    if not 200 <= number <= 999:
         raise UnsupportedResultError(f"{whose} the status {status!r}, expected 200 to 999")
-    return int(status)
+    return number
 
 
 def _bytes(value: Any) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 from starlette.exceptions import HTTPException
 from starlette.responses import (
@@ -54,6 +55,9 @@ class Answers:
         response.set_cookie("b", "2", path="/b", secure=True, samesite="strict")
         response.delete_cookie("c")
         return response
+
+    def status_of_numpy(self) -> Any:
+        return Response("made", status_code=np.int64(201))  # type: ignore[arg-type]
 
     def teapot(self) -> Any:
         raise HTTPException(418, "I am a teapot")
@@ -121,6 +125,7 @@ WITHOUT_BODY = {"content-type": None, "transfer-encoding": None}
         ("parts_of_bytes", 200, {"content-type": BYTES}, b"abc"),
         ("sized_parts", 200, {"content-length": "3", "transfer-encoding": None}, b"abc"),
         ("response", 201, {"x-a": "b", "location": "/x"}, b'{"made":true}'),
+        ("status_of_numpy", 201, {}, b"made"),
         ("teapot", 418, {"content-type": TEXT}, b"I am a teapot"),
         ("elsewhere", 307, {"location": "/there?a=b%20c"}, b""),
         ("no_content", 204, WITHOUT_BODY, b""),
