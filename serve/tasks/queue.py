@@ -103,6 +103,7 @@ class TaskQueue:
         location = location_at(read_settings().store_name, f"jobs {name}")
         self._log = JobLog(MemoryStore if is_local else location.open)
         self._jobs = Jobs(known.config)
+        self._began_at = time.time() - time.monotonic()
         self._calls: dict[str, DeploymentResponse] = {}
         self._tasks_under_way: set[asyncio.Task[None]] = set()
         self._failure = ""  # of the opening
@@ -118,6 +119,13 @@ class TaskQueue:
         """Let the next replica have the store at once."""
         with contextlib.suppress(AttributeError):  # the constructor has raised
             self._log.close()
+
+    def _now(self) -> float:
+        """Return the seconds since the epoch by the clock as it was set when this began.
+
+        One that is set meanwhile would hold repetitions back, or have results forgotten.
+        """
+        return self._began_at + time.monotonic()
 
     # --- For handles --------------------------------------------------------------------------
 
@@ -156,7 +164,7 @@ class TaskQueue:
             id=secrets.token_hex(16),
             number=0,
             task=task_name,
-            created_at=time.time(),
+            created_at=self._now(),
             size=len(call),
             key=f"key {idempotency_key}" if idempotency_key else f"call {user_context.call_id()}",
             digest=hashlib.sha256(b"\0".join(parts)).hexdigest(),
@@ -186,7 +194,7 @@ class TaskQueue:
         """
         check_name("task_id", task_id)
         await self._open()
-        job = self._jobs.cancel(task_id, time.time())
+        job = self._jobs.cancel(task_id, self._now())
         described = await self._described(job)
         call = self._calls.get(task_id)
         if call is not None:
@@ -356,11 +364,11 @@ class TaskQueue:
         except StoreError as error:
             self._failure = f"the store of this queue cannot be opened: {error}"
             raise
-        self._jobs = Jobs(self._config, saved, time.time())
+        self._jobs = Jobs(self._config, saved, self._now())
         logger.info("opened with %d jobs", len(saved))
         self._opened.set()
         while True:
-            now = time.time()
+            now = self._now()
             self._jobs.forget_old(now)
             while (job := self._jobs.begin(now)) is not None:
                 self._spawn(self._run(job))
@@ -368,7 +376,7 @@ class TaskQueue:
                 self._spawn(self._call_back(due))
             self._log.change(values_of(self._jobs.take_changes()))
             wake_at = self._jobs.wake_at()
-            timeout_s = None if wake_at is None else max(wake_at - time.time(), 0.01)
+            timeout_s = None if wake_at is None else max(wake_at - self._now(), 0.01)
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._woken.wait(), timeout_s)
             self._woken.clear()
@@ -398,7 +406,7 @@ class TaskQueue:
             ended = partial(self._jobs.failed, job.id, f"{type(error).__name__}: {error}")
         finally:
             self._calls.pop(job.id, None)
-        if ended(now=time.time()) and result is not None:
+        if ended(now=self._now()) and result is not None:
             self._log.change({RESULT + job.id: result})
         self._change()
 
@@ -417,6 +425,6 @@ class TaskQueue:
                 logger.warning(
                     "callback of job %s, try %d: %s", job.id, job.callback_tries + 1, error
                 )
-        now = time.time()
+        now = self._now()
         self._jobs.called_back(job.id, was_taken=was_taken, now=now, is_final=is_final)
         self._change()

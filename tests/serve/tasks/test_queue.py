@@ -90,6 +90,31 @@ def test_a_handler_that_raises_runs_again(queue):
     assert queue.get_task_result.remote(job["id"]).result(timeout_s=5) == {"runs": 2}
 
 
+@serve.deployment
+@serve.task_consumer(
+    task_processor_config=serve.TaskProcessorConfig(max_retries=1, retry_pause_s=1.0)
+)
+class Unlucky:
+    runs = 0
+
+    @serve.task_handler
+    def run(self) -> int:
+        self.runs += 1
+        if self.runs == 1:
+            raise ValueError("the first time")
+        return self.runs
+
+
+def test_a_clock_that_is_set_back_holds_no_repetition_back(monkeypatch):
+    queue = serve.run(Unlucky.bind(), name="unlucky", _local_testing_mode=True)
+    job_id = enqueue(queue, "run")["id"]
+    status = lambda: queue.get_task_status.remote(job_id).result(timeout_s=5)  # noqa: E731
+    wait_until(lambda: status()["error"], 10, "it has failed once")
+    there = time.time
+    monkeypatch.setattr(time, "time", lambda: there() - 3600.0)
+    assert ended(queue, job_id)["status"] == "SUCCEEDED"
+
+
 def test_a_result_that_is_too_large_fails_the_job_at_once(queue):
     job = ended(queue, enqueue(queue, "large")["id"])
     assert (job["status"], job["runs"]) == ("FAILED", 1)
