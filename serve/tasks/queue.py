@@ -83,6 +83,15 @@ def _check_status(status: str | None) -> None:
         raise InvalidRequestError(f"status={status[:40]!r}: must be one of {known}")
 
 
+def _steady_clock() -> Callable[[], float]:
+    """Return what tells the seconds since the epoch by the clock as it is set now.
+
+    One that is set later would hold repetitions back, or have results forgotten.
+    """
+    began_at = time.time() - time.monotonic()
+    return lambda: began_at + time.monotonic()
+
+
 class TaskQueue:
     """The jobs of one consumer; its methods are for handles, and HTTP is a layer over them."""
 
@@ -103,7 +112,7 @@ class TaskQueue:
         location = location_at(read_settings().store_name, f"jobs {name}")
         self._log = JobLog(MemoryStore if is_local else location.open)
         self._jobs = Jobs(known.config)
-        self._began_at = time.time() - time.monotonic()
+        self._now = _steady_clock()
         self._calls: dict[str, DeploymentResponse] = {}
         self._tasks_under_way: set[asyncio.Task[None]] = set()
         self._failure = ""  # of the opening
@@ -119,13 +128,6 @@ class TaskQueue:
         """Let the next replica have the store at once."""
         with contextlib.suppress(AttributeError):  # the constructor has raised
             self._log.close()
-
-    def _now(self) -> float:
-        """Return the seconds since the epoch by the clock as it was set when this began.
-
-        One that is set meanwhile would hold repetitions back, or have results forgotten.
-        """
-        return self._began_at + time.monotonic()
 
     # --- For handles --------------------------------------------------------------------------
 
