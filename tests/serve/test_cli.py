@@ -424,6 +424,18 @@ def test_a_command_that_is_interrupted_says_that_the_change_goes_on(
     assert f"{what} goes on; `greenroom status` shows how far it is" in shown
 
 
+def test_the_flags_of_a_rollout_are_its_settings(invoke, running):
+    with serve.Client.connect() as client:
+        for tag in ("v1", "v2"):
+            client.create_backend(tag, len)
+        client.create_endpoint("e", backend="v1")
+    flags = "--to v2 --steps 0.2,1 --hold-s 9 --alpha 0.1 --min-samples 5 --ready-timeout-s 3"
+    invoke("rollout", "e", *flags.split(), "--abort-if", "error_rate=0.1")
+    (asked,) = running.controller.of("StartRollout")
+    assert (asked.to, asked.steps, dict(asked.abort_if)) == ("v2", (0.2, 1.0), {"error_rate": 0.1})
+    assert (asked.hold_s, asked.alpha, asked.min_samples, asked.ready_timeout_s) == (9, 0.1, 5, 3)
+
+
 def test_delete_fails_where_there_is_no_such_application_and_names_those_there_are(invoke, running):
     invoke("deploy", "demo", "--name", "shop")
     missing = invoke("delete", "shpo", code=1)
