@@ -21,6 +21,7 @@ from greenroom.actors.transport.tls import TlsStream
 
 SIZE = 24
 REDIAL_S = 0.5
+MOST_DIALED = 3  # at once, as many as are late after DIAL_TIMEOUT_S: a busy host is not kept busier
 MOST_UNANSWERED = 3  # on a connection; the kernel calls it thin with fewer than 4 packets under way
 _READ_SIZE = 64 * 1024
 
@@ -45,7 +46,8 @@ class BeatLink:
         """Beat; where nothing is connected, as soon as that is so, unless another beat follows."""
         self._beat = beat
         now = self._loop.time()
-        if now - self._active_at >= REDIAL_S:
+        dialed = len(self._tasks) - len(self._unanswered)
+        if now - self._active_at >= REDIAL_S and dialed < MOST_DIALED:
             self._active_at = now
             task = self._loop.create_task(self._connect())
             self._tasks.add(task)

@@ -1,5 +1,6 @@
 """Links for beats over real sockets: answered at once, and dialed anew where they are silent."""
 
+import asyncio
 import itertools
 import secrets
 
@@ -9,6 +10,7 @@ from greenroom.actors.transport import beats, other_hosts
 from greenroom.actors.transport.addresses import drawn_address
 from greenroom.actors.transport.cluster_key import KeyFiles, key_id, make_key
 from greenroom.core.cluster.key_rotation import KeyIds
+from tests.support.lone_loop import LoneLoop
 from tests.transport.worlds import HERE, THERE, key_of
 
 
@@ -105,6 +107,33 @@ def test_a_silent_link_is_dialed_anew_and_one_connection_is_left(world, hosts, b
     beating.until_answered()
     world.until(lambda: len(one.links.descriptors()) == quiet + 1, "the others are closed")
     assert not len(there.strangers)
+
+
+def test_a_host_that_takes_long_to_connect_with_is_not_dialed_more_and_more_often():
+    loop, dialing, counts = LoneLoop().asyncio, set(), []
+
+    async def dial():
+        task = asyncio.current_task()
+        dialing.add(task)
+        counts.append(len(dialing))
+        try:
+            await asyncio.sleep(4.0)
+        finally:
+            dialing.remove(task)
+        raise OSError("too late")
+
+    async def main():
+        link = beats.BeatLink(loop, dial, print)
+        for _ in range(100):
+            link.send(b"b" * beats.SIZE)
+            await asyncio.sleep(0.1)
+        assert max(counts) == beats.MOST_DIALED
+        assert len(counts) >= 3 * beats.MOST_DIALED - 1, "it goes on"
+        link.close()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+
+    loop.run_until_complete(main())
 
 
 def test_beats_to_a_process_that_is_gone_are_tried_at_a_slow_pace(world, hosts, beat, port):

@@ -23,6 +23,7 @@ def test_a_gate_that_is_slow_is_reached_by_all_and_shakes_hands_once_with_each(
 ):
     here, _, there, _ = hosts
     others, shaken = here.links.other_hosts, []
+    there.strangers.patience_s = 60.0  # which is for strangers, and of both handshakes
     handshake = TlsStream._handshake
 
     def slowly(stream):
