@@ -104,8 +104,10 @@ class Members:
     def _stop_orphans(self, message: cm.HostReported) -> None:
         """Tell replicas to go that the cluster does not know: they were replaced as lost.
 
-        Their host may have been the lost one, this one to an earlier leader; or their record is.
+        This host may have been the lost one, to an earlier leader.
         """
+        if self.is_here(message.host) and not self.epoch:
+            return
         for tag, address in message.replicas:
             if address and self._cluster.backend_of(tag) is None:
                 logger.info("telling replica %s on host %s to go", tag, message.host)

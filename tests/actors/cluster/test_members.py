@@ -182,14 +182,16 @@ def test_a_host_that_may_not_lead_hears_of_those_that_may(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "epoch"),
-    [("b", 0), ("a", 2), ("a", 0)],  # on the only host, the record of their backend is lost
+    ("name", "epoch", "is_stopped"),
+    [("b", 0, True), ("a", 2, True), ("a", 0, False)],  # nobody else has led, and lost it
 )
-def test_replicas_that_are_nobodys_go(tmp_path, name, epoch):
+def test_replicas_that_are_nobodys_go_also_on_the_host_of_who_leads_after_another(
+    tmp_path, name, epoch, is_stopped
+):
     led = Led(tmp_path, epoch=epoch)
     address = led.settings.own_address if name == "a" else ADDRESS
     led.hear_of(name, address, replicas=(("t#1", "10.0.0.2:2000"),), report={})
-    assert [at for at, _ in led.sent(cm.StopReplica)] == ["10.0.0.2:2000"]
+    assert [at for at, _ in led.sent(cm.StopReplica)] == ["10.0.0.2:2000"] * is_stopped
 
 
 @pytest.mark.parametrize(("drain_s", "longest_s"), [((), 20.0), ((20.0, 90.0, 5.0), 90.0)])
