@@ -158,6 +158,7 @@ def _failure_since(folder: Path, begun_at: float) -> str:
 
 
 def _make(folder: Path, installer: str, lines: tuple[str, ...], lock: int) -> None:
+    lock = os.dup(lock)  # who waits for this may be cancelled, and closes it then
     try:
         make(folder, installer, lines, lock)
     except Exception as error:  # whatever it is, the replica must not wait for ever
@@ -167,6 +168,7 @@ def _make(folder: Path, installer: str, lines: tuple[str, ...], lock: int) -> No
         raise DeployFailedError(str(error)) from error
     finally:
         fcntl.flock(lock, fcntl.LOCK_UN)  # what an installer leaves running has it open
+        os.close(lock)
 
 
 def make(folder: Path, installer: str, lines: tuple[str, ...], lock: int) -> None:
@@ -227,10 +229,9 @@ def _run(command: list[str], what: str, lock: int) -> None:
             start_new_session=True,
             check=False,
         )
-        printed.seek(0)
-        text = printed.read().decode(errors="replace").strip()
+        said = os.pread(printed.fileno(), os.fstat(printed.fileno()).st_size, 0)
     if done.returncode:
-        output = without_credentials(text)
+        output = without_credentials(said.decode(errors="replace").strip())
         is_late = done.returncode == -signal.SIGKILL
         how = f"did not end within {TIMEOUT_S} s" if is_late else "failed"
         logger.error("%s %s:\n%s", what, how, output)

@@ -171,7 +171,8 @@ async def locked(folder: Path) -> AsyncIterator[int]:
 def try_lock(folder: Path) -> int | None:
     """Take the lock of a folder; None while any process has it.
 
-    It is given back once all descriptors of it are closed, those of child processes included.
+    It is given back once it is unlocked, or all descriptors of it are closed, those of child
+    processes included.
     """
     path = lock_file(folder)
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -120,6 +120,7 @@ class Child:
         popen, self._popen = self._popen, None
         if popen is None:
             return
+        self._answered_at = None
         if self._writer is not None:
             self._writer.transport.abort()
             self._writer = None

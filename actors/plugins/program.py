@@ -51,8 +51,9 @@ def encoded(answer: dict[str, Any], **known: int) -> bytes:
     """Return a frame with an answer, or with why that cannot be sent; ``known`` is in either."""
     try:
         body = json.dumps({**known, **answer}).encode()
-    except Exception as error:  # the user's types may refuse in any way
-        body = json.dumps({**known, "error": f"its answer is not JSON-able: {error}"}).encode()
+    except BaseException as error:  # the user's types may refuse in any way, also to be shown
+        text = f"its answer is not JSON-able: {report_error(error)}"
+        body = json.dumps({**known, "error": text}).encode()
     if len(body) > MAX_FRAME_BYTES:
         text = f"its answer takes {len(body)} bytes; at most {MAX_FRAME_BYTES} are let through"
         body = json.dumps({**known, "error": text}).encode()

@@ -188,13 +188,13 @@ class Run(Reply):
             if self.queries.config.get("retry_failures") and self._may_try_again():
                 self.put(MayTryAgain(self.assignment.query.id, self.queries.proxies.tag))
             is_small = size_of(answer) < LARGE
+            if self.lane is self.caller.outbox or not is_small:  # else it arrives, or it is dead
+                self.queries.undelivered += 1
             if is_small:
                 # What the last one answers is written before its slot is free: nothing joins it.
                 self.lane.put((answer, self), GATHERED if self.queries.running > 1 else 1)
             else:
                 self.caller.put_in_parts(answer, self)
-            if self.lane is self.caller.outbox or not is_small:  # else it arrives, or it is dead
-                self.queries.undelivered += 1
         if self.assignment.compare != ():
             self.queries.copies.add(self.key[0], self.assignment, answer)
 

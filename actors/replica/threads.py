@@ -12,9 +12,6 @@ may change its thread is nothing for async code, so this is for deployments that
 
 With room for a single call at a time there is a single thread, for all that is ever called on it.
 Code that is bound to its thread, such as CUDA contexts and sqlite3 connections, then needs no care.
-
-User code may fork. A child that comes back to our code, by a return or an exception, is ended
-there. It would live on as a copy of the replica that nothing ends before the replica itself ends.
 """
 
 from __future__ import annotations
@@ -33,9 +30,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextvars import copy_context
 from typing import Any, NamedTuple
-from weakref import WeakSet
 
-from greenroom.actors.runtime.forking import end_process
 from greenroom.actors.runtime.logs import one_record
 from greenroom.actors.runtime.loop import new_event_loop
 
@@ -106,9 +101,7 @@ class Threads:
         self.size = size  # may grow, and may be set by any thread
         self.taken = 0  # calls that run, or wait for a thread
         self.mean_s = 1.0  # how long calls take, the latest counting most; at first not short
-        self.is_forked = False  # whether this process is a child that user code has forked
         self._loop = loop
-        _living.add(self)
         self.takes_short_calls = False  # for run_short_call, for which the loop has to be stopped
         self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
         self._short: deque[_Call] = deque()
@@ -200,8 +193,6 @@ class Threads:
         if call.claimed.acquire(blocking=False):
             began_at = time.monotonic()
             call.run()
-            if self.is_forked:
-                end_process(call.outcome[1])
             self._ended_at = time.monotonic()
             self.mean_s += (self._ended_at - began_at - self.mean_s) / COUNTED
             self._results.append(call)
@@ -223,12 +214,6 @@ class Threads:
             if not call.result.done():
                 call.result.set_result(call.outcome)
 
-    def forked(self) -> None:
-        """Note that this process is a child that user code has forked, perhaps on the loop."""
-        self.is_forked = True
-        if not self._loop.is_closed():
-            self._loop.stop()
-
     # --- Calls that the loop's thread runs between turns: see UserLoop --------------------------
 
     def run_short_call(self) -> bool:
@@ -249,17 +234,6 @@ class Threads:
         self.mean_s = max(self.mean_s, 1.0)
         while self._short:
             self._hand_over(self._short.popleft())
-
-
-_living: WeakSet[Threads] = WeakSet()
-
-
-def _forked() -> None:
-    for each in list(_living):
-        each.forked()
-
-
-os.register_at_fork(after_in_child=_forked)
 
 
 class UserLoop:
@@ -361,12 +335,8 @@ class UserLoop:
                 self.loop.run_forever()
             else:
                 self.loop.run_until_complete(end)
-        except BaseException as error:
-            if self.threads.is_forked:
-                end_process(error)
+        except BaseException:
             _print_exception()
-        if self.threads.is_forked:
-            end_process()
 
 
 def _or_exit(work: Callable[[], None]) -> None:

@@ -52,7 +52,6 @@ from greenroom.actors.replica.pickling import dumps as by_value
 from greenroom.actors.replica.servable import RefusedError, Servable, is_async, is_sync
 from greenroom.actors.replica.threads import MAX_THREADS, NO_KWARGS, Stuck, UserLoop, outcome_of
 from greenroom.actors.runtime import tracing
-from greenroom.actors.runtime.forking import end_process
 from greenroom.actors.runtime.settings import read_settings
 from greenroom.core.config import SessionAffinity
 from greenroom.core.errors import (
@@ -130,8 +129,6 @@ def _from_any_thread(
             try:
                 return await method(self, *args, **kwargs)
             except BaseException as error:  # sys.exit() in a constructor must not end the loop
-                if self.threads.is_forked:
-                    end_process(error)
                 return Failure.of(error)
 
         return asyncio.run_coroutine_threadsafe(guarded(), self.loop)
@@ -149,8 +146,8 @@ class UserCode:
     def __init__(self) -> None:
         self._user_loop = UserLoop()
         self.loop = self._user_loop.loop
-        self.threads = self._user_loop.threads
-        self.servable = Servable(self.threads)
+        self._threads = self._user_loop.threads
+        self.servable = Servable(self._threads)
         self._health_pool = ThreadPoolExecutor(1, "health")
         self._changing = asyncio.Lock()  # load, reconfigure and close come one after the other
         self._affinity: SessionAffinity | None = None
@@ -174,7 +171,7 @@ class UserCode:
         self._affinity = None if affinity is None else SessionAffinity.read(affinity)
         self._served_by_header = config.get("served_by_header", False)
         self.servable.http_call_methods = config.get("http_call_methods", ())
-        self.threads.size = min(MAX_THREADS, config["max_ongoing_requests"])
+        self._threads.size = min(MAX_THREADS, config["max_ongoing_requests"])
 
     # --- What the controller asks for ---------------------------------------------------------
 
@@ -183,7 +180,7 @@ class UserCode:
         """Unpickle the code, construct its instance, call reconfigure, then warmup."""
         async with self._changing:
             target, args, kwargs = _unpickled(code)
-            self.threads.takes_short_calls = self._user_loop.has_thread and is_sync(target)
+            self._threads.takes_short_calls = self._user_loop.has_thread and is_sync(target)
             await self.servable.construct(target, args, kwargs)
             if user_config is not None:
                 await self.servable.reconfigure(user_config)
@@ -216,8 +213,8 @@ class UserCode:
     async def _check(self, check: Any) -> None:
         if is_async(check):
             await check()
-        elif not self.threads.taken:  # between calls: one may take longer than a check may
-            await self.threads.run(check, ())
+        elif not self._threads.taken:  # between calls: one may take longer than a check may
+            await self._threads.run(check, ())
 
     def autoscaling_stats(self) -> Future[dict[str, float] | Failure] | None:
         """Call the instance's record_autoscaling_stats; None where it has none."""
@@ -236,7 +233,7 @@ class UserCode:
 
     def stuck(self, slots: int, now: float) -> Stuck:
         """Return how sync calls are stuck, where ``slots`` may run at once; from any thread."""
-        return self.threads.stuck(slots, now)
+        return self._threads.stuck(slots, now)
 
     # --- Queries ------------------------------------------------------------------------------
 
@@ -271,8 +268,6 @@ class UserCode:
         task.remove_done_callback(self._ended)  # it would cost a pass of the loop
         try:
             answer = await self._answer(reply)
-            if self.threads.is_forked:
-                end_process()
             if answer is not None:
                 reply.answer(answer)
         except GeneratorExit:  # the loop is closed, and this is collected
@@ -313,8 +308,6 @@ class UserCode:
         except GreenroomError as error:
             return _failed_by_us(reply, call, error)
         except BaseException as error:
-            if self.threads.is_forked:
-                end_process(error)
             # Closed: this is collected, with the GeneratorExit of one that would not be cancelled.
             if self.loop.is_closed() or reply.is_cancelled:
                 if isinstance(error, NobodyListensError):
@@ -341,7 +334,7 @@ class UserCode:
         if not call.stream:
             return ValueAnswer(reply.assignment.query.id, dumps(result, "returned"))
         if hasattr(result, "__next__"):
-            result = self.threads.iterate(result)
+            result = self._threads.iterate(result)
         if not hasattr(result, "__aiter__"):
             raise UnsupportedResultError(
                 f"{call.method} returned a {type(result).__name__}; a call with stream=True is for "
@@ -374,7 +367,7 @@ class UserCode:
         except responses.HTTPException as error:
             result = responses.response_for(error)
         if isinstance(result, GeneratorType):
-            result = self.threads.iterate(result)
+            result = self._threads.iterate(result)
         answer: Answer | None = await responses.give_answer(reply, result, request)
         return answer
 

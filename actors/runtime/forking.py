@@ -19,7 +19,7 @@ import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping
 from importlib import import_module
 from types import ModuleType
-from typing import Any, NoReturn
+from typing import Any
 
 PROGRAM = """
 import sys
@@ -142,6 +142,7 @@ def spawn(
 def _be_child(
     main: Callable[[], int | None], output: int, keep: Collection[int], *, detached: bool
 ) -> None:
+    status = 1
     try:
         if detached:
             os.setsid()
@@ -150,24 +151,14 @@ def _be_child(
             os.chdir("/")
         _leave_behind(output, keep)
         status = main() or 0
-    except BaseException as error:
-        end_process(error)
-    end_process(status=status)
-
-
-def end_process(error: BaseException | None = None, status: int = 0) -> NoReturn:
-    """End a forked process at once, as Python ends one that ``error`` has come out of."""
-    try:
-        if isinstance(error, SystemExit):
-            status = error.code if isinstance(error.code, int) else int(error.code is not None)
-        elif error is not None:
-            status = 1
-            traceback.print_exception(error)
-        sys.stdout.flush()
-        sys.stderr.flush()
-    except (AttributeError, OSError, ValueError):  # a full disk, or there is no such stream
-        pass
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else 1
+    except BaseException:
+        traceback.print_exc()
     finally:
+        with contextlib.suppress(OSError, ValueError):
+            sys.stdout.flush()
+            sys.stderr.flush()
         os._exit(status)
 
 

@@ -21,7 +21,7 @@ from greenroom.actors.transport.tls import TlsStream
 
 SIZE = 24
 REDIAL_S = 0.5
-MOST_DIALED = 3  # at once, as many as are late after DIAL_TIMEOUT_S: a busy host is not kept busier
+MOST_DIALED = 3  # at once: a busy host is not kept busier
 MOST_UNANSWERED = 3  # on a connection; the kernel calls it thin with fewer than 4 packets under way
 _READ_SIZE = 64 * 1024
 

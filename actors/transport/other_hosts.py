@@ -255,93 +255,59 @@ class Dials:
 
     A gate shakes hands with one after the other. After a cut, what may be a thousand connections
     are dialed at once, and on a busy host most of them would be late: abandoned amid a handshake
-    that has cost the gate as much as any, and begun anew, for ever. Those that wait for their turn
-    fail with one that has got no answer, if no other has got one meanwhile.
+    that has cost the gate as much as any, and begun anew, for ever.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._count = 0  # under way
-        self._waiting: dict[asyncio.Future[None], None] = {}  # in their order
-        self._answered_at = float("-inf")
+        self._turns = asyncio.Semaphore(DIALS_AT_ONCE)
+        self._connected_at = self._answered_at = float("-inf")  # the last time
         self._limits: dict[asyncio.Timeout, float] = {}  # and since when; oldest first
         self._look: asyncio.TimerHandle | None = None
 
     @property
     def is_idle(self) -> bool:
         """Return whether nothing is dialed."""
-        return not (self._count or self._waiting)
+        return not self._limits
 
     @contextlib.asynccontextmanager
     async def turn(self, *, is_urgent: bool) -> AsyncIterator[None]:
-        """Wait for a turn, unless it is urgent. OSError where the gate answers nobody."""
-        if not is_urgent and self._count >= DIALS_AT_ONCE:
-            await self._wait()
-        self._count += 1
+        """Wait for a turn, unless it is urgent, and dial.
+
+        Where the gate answers nobody for ``DIAL_TIMEOUT_S``, waited or dialed: UnreachableError, or
+        TimeoutError if it has a host, since a link may lose much.
+        """
+        begun_at, limit = self._loop.time(), asyncio.timeout(None)
         try:
-            yield
-        except TimeoutError as error:
-            self._failed(error)
-            raise
-        except UnreachableError as error:
-            if not error.is_certain:
-                self._failed(error)
-            raise
+            async with limit:
+                self._limits[limit] = begun_at
+                if self._look is None:
+                    self._look = self._loop.call_later(DIAL_TIMEOUT_S, self._end_late)
+                async with contextlib.nullcontext() if is_urgent else self._turns:
+                    yield
+        except TimeoutError:
+            if not limit.expired():  # the kernel's
+                raise
+            reason = f"no answer within {DIAL_TIMEOUT_S:g} s"
+            if self._connected_at >= begun_at:
+                raise TimeoutError(reason) from None
+            raise UnreachableError(reason, is_certain=False) from None
         finally:
-            self._count -= 1
-            self._pass_on()
+            self._limits.pop(limit, None)
 
-    async def _wait(self) -> None:
-        turn: asyncio.Future[None] = self._loop.create_future()
-        self._waiting[turn] = None
-        try:
-            await turn
-        except asyncio.CancelledError:
-            self._waiting.pop(turn, None)
-            if turn.done() and not turn.cancelled() and turn.exception() is None:
-                self._pass_on()
-            raise
-
-    def _pass_on(self) -> None:
-        if self._waiting and self._count < DIALS_AT_ONCE:
-            self._next().set_result(None)
-
-    def _next(self) -> asyncio.Future[None]:
-        turn = next(iter(self._waiting))
-        del self._waiting[turn]
-        return turn
-
-    def _failed(self, error: OSError) -> None:
-        if self._loop.time() - self._answered_at >= DIAL_TIMEOUT_S:
-            while self._waiting:
-                self._next().set_exception(error)
+    def connected(self) -> None:
+        """Note that the gate's kernel has answered one."""
+        self._connected_at = self._loop.time()
 
     def answered(self) -> None:
         """Note that the gate has answered one."""
         self._answered_at = self._loop.time()
 
-    @contextlib.asynccontextmanager
-    async def in_time(self) -> AsyncIterator[None]:
-        """Raise TimeoutError where the gate has answered nobody for ``DIAL_TIMEOUT_S``."""
-        limit = asyncio.timeout(None)
-        try:
-            async with limit:
-                self._limits[limit] = self._loop.time()
-                if self._look is None:
-                    self._look = self._loop.call_later(DIAL_TIMEOUT_S, self._end_late)
-                yield
-        except TimeoutError:
-            if limit.expired():  # else it is the kernel's
-                raise TimeoutError(f"no answer within {DIAL_TIMEOUT_S:g} s") from None
-            raise
-        finally:
-            self._limits.pop(limit, None)
-
     def _end_late(self) -> None:
         self._look = None
         now = self._loop.time()
-        for limit, since in list(self._limits.items()):
-            late_at = max(since, self._answered_at) + DIAL_TIMEOUT_S
+        for limit, begun_at in list(self._limits.items()):
+            late_at = max(begun_at, self._answered_at) + DIAL_TIMEOUT_S
             if late_at > now:
                 self._look = self._loop.call_at(late_at, self._end_late)
                 break
@@ -352,19 +318,17 @@ class Dials:
 async def ask_gate(stream: TlsStream, target: ProcessAddress, purpose: int, dials: Dials) -> None:
     """Have a gate hand a connection over to a process.
 
-    UnreachableError where there is no such process; OSError when what was begun has failed: it has
-    a host, which a link may lose much from.
+    UnreachableError where there is no such process; OSError when what was begun has failed.
     """
-    async with dials.in_time():
-        await stream.secure()
-        # A new connection has room for it.
-        stream.send(_WANTED.pack(target.number, purpose))
-        answer = await stream.receive(_READ_SIZE)
+    await stream.secure()
+    # A new connection has room for it.
+    stream.send(_WANTED.pack(target.number, purpose))
+    answer = await stream.receive(_READ_SIZE)
+    if answer not in {b"\0", b"\1"}:
+        raise ConnectionResetError("it closed the connection")
     dials.answered()
     if answer == b"\0":
         raise UnreachableError("", is_certain=True)
-    if answer != b"\1":
-        raise ConnectionResetError("it closed the connection")
 
 
 @contextlib.asynccontextmanager
@@ -488,17 +452,18 @@ class OtherHosts:
         try:
             async with dials.turn(is_urgent=purpose == BEATS):
                 sock = await self._connect(sock, to)
+                dials.connected()
                 stream = TlsStream(self._loop, sock, self._keys.tls(), accepts=False)
                 await ask_gate(stream, to, purpose, dials)
             stream = TlsStream(self._loop, sock, self._keys.tls(), accepts=False)
             async with no_longer_than(SECURE_TIMEOUT_S):
                 await stream.secure()
+            established(sock)
         except BaseException:
             discard(self._loop, sock)
             raise
         finally:
             self._dialing.discard(sock)
-        established(sock)
         return stream
 
     def _dials_at(self, gate: str) -> Dials:

@@ -51,45 +51,43 @@ def lone():
     return LoneLoop().asyncio
 
 
-async def _dial(dials, after_s, *, is_urgent=False, error=None):
+async def _dial(dials, after_s, *, is_urgent=False, error=None, connects=True):
     async with dials.turn(is_urgent=is_urgent):
+        if connects:
+            dials.connected()
+        await asyncio.sleep(after_s)
         if error is not None:
-            await asyncio.sleep(after_s)
             raise error
-        async with dials.in_time():
-            await asyncio.sleep(after_s)
-            dials.answered()
+        dials.answered()
     return asyncio.get_running_loop().time()
 
 
-def test_those_that_wait_for_a_turn_fail_with_the_first_that_gets_no_answer(lone):
-    async def main(*errors):
+@pytest.mark.parametrize(("connects", "kind"), [(True, TimeoutError), (False, UnreachableError)])
+def test_where_a_gate_answers_nobody_those_that_wait_fail_with_those_that_dial(
+    lone, connects, kind
+):
+    async def main():
         dials, begun_at = Dials(lone), lone.time()
-        dialing = [_dial(dials, 1000.0, error=error) for error in errors]
-        dialing += [_dial(dials, 1000.0) for _ in range(MANY)]
+        dialing = [_dial(dials, 1000.0, connects=connects) for _ in range(MANY)]
         found = await asyncio.gather(*dialing, return_exceptions=True)
         assert dials.is_idle
         return found, lone.time() - begun_at
 
     found, took_s = lone.run_until_complete(main())
-    assert {type(each) for each in found} == {TimeoutError}
+    assert {type(each) for each in found} == {kind}
     assert took_s == pytest.approx(DIAL_TIMEOUT_S)
 
 
-def test_a_host_that_is_unreachable_is_so_for_those_that_wait_too(lone):
-    async def dial(dials):
-        async with dials.turn(is_urgent=False):
-            await asyncio.sleep(DIAL_TIMEOUT_S)
-            raise UnreachableError("no answer", is_certain=False)
-
+def test_one_that_begins_to_wait_just_before_others_fail_has_its_own_time(lone):
     async def main():
-        dials = Dials(lone)
-        dialing = (dial(dials) for _ in range(MANY))
-        return await asyncio.gather(*dialing, return_exceptions=True)
+        dials, begun_at = Dials(lone), lone.time()
+        first = [asyncio.ensure_future(_dial(dials, 1000.0)) for _ in range(DIALS_AT_ONCE)]
+        await asyncio.sleep(DIAL_TIMEOUT_S - 0.1)
+        last = asyncio.ensure_future(_dial(dials, 1.0))
+        await asyncio.gather(*first, return_exceptions=True)
+        assert await last == pytest.approx(begun_at + DIAL_TIMEOUT_S + 1.0)
 
-    begun_at = lone.time()
-    assert {type(each) for each in lone.run_until_complete(main())} == {UnreachableError}
-    assert lone.time() - begun_at == pytest.approx(DIAL_TIMEOUT_S)
+    lone.run_until_complete(main())
 
 
 def test_one_of_many_that_fails_ends_none_that_waits_while_others_are_answered(lone):
@@ -100,6 +98,25 @@ def test_one_of_many_that_fails_ends_none_that_waits_while_others_are_answered(l
         await asyncio.gather(*others)
         with pytest.raises(TimeoutError):
             await first
+
+    lone.run_until_complete(main())
+
+
+def test_a_newcomer_waits_behind_those_that_wait(lone):
+    async def main():
+        dials, begun = Dials(lone), []
+
+        async def dial(name):
+            async with dials.turn(is_urgent=False):
+                begun.append(name)
+                await asyncio.sleep(1.0)
+                dials.answered()
+
+        dialing = [asyncio.ensure_future(dial(n)) for n in range(DIALS_AT_ONCE + 1)]
+        dialing[0].add_done_callback(lambda _: dialing.append(asyncio.ensure_future(dial("new"))))
+        await asyncio.sleep(1.5)
+        await asyncio.gather(*dialing)
+        assert begun == [*range(DIALS_AT_ONCE + 1), "new"]
 
     lone.run_until_complete(main())
 

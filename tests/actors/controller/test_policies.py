@@ -202,6 +202,20 @@ def odd(_context: Any) -> Any:
     return 1, Odd(a=1)
 
 
+class MuteError(Exception):
+    def __str__(self) -> str:
+        raise LookupError("no words")
+
+
+class Odder(dict[str, Any]):
+    def items(self) -> Any:
+        raise MuteError
+
+
+def odder(_context: Any) -> Any:
+    return 1, Odder(a=1)
+
+
 def hang(_context: Any) -> int:
     while True:
         time.sleep(60)
@@ -230,9 +244,10 @@ def nest(_context: Any) -> int:
         (boom, "ZeroDivisionError: no load, no replicas"),
         (leave, "SystemExit: 3"),
         (vanish, "its process ended"),
-        (strange, "its answer is not JSON-able: Object of type object"),
-        (deep, "its answer is not JSON-able: maximum recursion depth exceeded"),
-        (odd, "its answer is not JSON-able: no items today"),
+        (strange, "its answer is not JSON-able: TypeError: Object of type object"),
+        (deep, "its answer is not JSON-able: RecursionError: maximum recursion depth exceeded"),
+        (odd, "its answer is not JSON-able: LookupError: no items today"),
+        (odder, "its answer is not JSON-able: "),
         (coroutine, "it is async; a policy is a plain function"),
         (huge, "at most 65536 are let through"),
         (scribble, "its process ended"),

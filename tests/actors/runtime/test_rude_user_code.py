@@ -22,26 +22,6 @@ from greenroom.serve.exceptions import ReplicaUnavailableError
 from tests.support.systems import alive, wait_until
 
 
-def fork(how):
-    """Fork, and have the child come back; return how that ends, 999 for never."""
-    pid = os.fork()
-    if not pid:
-        if how == "raise":
-            raise ValueError("in the child")
-        if how == "exit":
-            sys.exit(3)
-        return 0
-    until = time.monotonic() + 5
-    while time.monotonic() < until:
-        ended, status = os.waitpid(pid, os.WNOHANG)
-        if ended:
-            return os.waitstatus_to_exitcode(status)
-        time.sleep(0.01)
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
-    return 999
-
-
 class Rude:
     def ping(self) -> str:
         return "pong"
@@ -85,12 +65,6 @@ class Rude:
             thread.start()
         for thread in threads:
             thread.join()
-
-    def fork_on_a_thread(self, how: str) -> int:
-        return fork(how)
-
-    async def fork_on_the_loop(self, how: str) -> int:
-        return fork(how)
 
     def pid(self) -> int:
         return os.getpid()
@@ -179,11 +153,3 @@ def test_a_replica_outlives_what_user_code_does_to_all_handlers(rude, running, n
     while time.monotonic() < until:
         assert call(rude, "pid") == pid
     assert "said after all that" in log_of(running, name)
-
-
-@pytest.mark.parametrize("method", ["fork_on_a_thread", "fork_on_the_loop"])
-@pytest.mark.parametrize(("how", "code"), [("exit", 3), ("raise", 1), ("return", 0)])
-def test_a_child_that_user_code_forks_and_leaves_alone_never_serves(rude, method, how, code):
-    pid = call(rude, "pid")
-    assert call(rude, method, how) == code
-    assert {call(rude, "pid") for _ in range(20)} == {pid}
