@@ -136,8 +136,12 @@ class HeadReader:
 
     @property
     def is_amid(self) -> bool:
-        """Whether a head has begun whose end has not come."""
-        return bool(self._begun)
+        """Whether a head has begun whose end has not come.
+
+        A lone CR has not: it may be half of an empty line, and one after the other would be a new
+        beginning for as long as the client likes.
+        """
+        return bool(self._begun) and self._begun != b"\r"
 
     def take(self, data: bytes) -> tuple[Head | None, bytes]:
         """Return the head, or None while it is not here in full, and what lies behind it.

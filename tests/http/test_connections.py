@@ -151,6 +151,23 @@ def test_empty_lines_behind_a_request_begin_no_other(server, pieces):
 
 
 @pytest.mark.parametrize("was_served", [True, False])
+def test_nor_do_those_that_come_in_halves(server, monkeypatch, was_served):
+    if was_served:
+        server.say(WHOLE)
+        server.let_answer()
+    now = began_at = server.loop.time()
+    monkeypatch.setattr(server.loop, "time", lambda: now)
+    server.say(b"\r")
+    while not server.wire.closed and now < began_at + 200:
+        now += 1
+        if not server.is_closed_after(0):
+            server.say(b"\n")
+            server.say(b"\r")
+    limit_s = KEEP_ALIVE_S if was_served else HEADERS_TIMEOUT_S
+    assert limit_s <= now - began_at <= limit_s + 2
+
+
+@pytest.mark.parametrize("was_served", [True, False])
 def test_a_worker_that_leaves_closes_what_is_not_in_use(server, was_served):
     if was_served:
         server.say(WHOLE)
