@@ -14,7 +14,8 @@ I/O. It has limits for everything that a client can do, or not do:
   take, or while a long message is coming;
 - a client that stays amid a message for too long is closed with 1008;
 - messages that wait for their end, or for user code, are in the budget for bodies that wait, each
-  with what it takes besides its bytes; one for which there is no room is closed with 1013;
+  with what it takes besides its bytes, until the connection closes; one for which there is no room
+  is closed with 1013;
 - a message in a great many fragments takes no more room than its bytes;
 - nothing is read while what was written is not taken, and that has a time limit;
 - a client that has broken the protocol gets to read why, and one that is gone without a close
@@ -374,7 +375,9 @@ class FrontSocket(ClientConnection):
         """Close it, unless it is closed, and drop what the app has not taken: that has ended."""
         self.send_close(FAILED)
         self._untaken = self._in_hand = 0
-        self._queue = asyncio.Queue()
+        while not self._queue.empty():
+            self._queue.get_nowait()
+        self._queue.put_nowait(disconnect())  # for a task of the app that still waits for more
         self._count()
 
     def send_close(self, code: int, reason: str = "") -> None:
@@ -394,9 +397,13 @@ class FrontSocket(ClientConnection):
         return self._message is not None or len(self._conn.reader.buffer) > 0
 
     def _count(self) -> None:
-        """Count what this worker holds of messages in the budget for bodies that wait."""
+        """Count what this worker holds of messages in the budget for bodies that wait.
+
+        Nothing once the connection closes: the app may keep what it has not taken for as long as it
+        runs, and that has no limit. Others' bodies would be refused meanwhile.
+        """
         unfinished = len(self._ahead) + len(self._conn.reader.buffer) + len(self._message or b"")
-        size = self._untaken + (0 if self.transport.is_closing() else unfinished)
+        size = 0 if self.transport.is_closing() else self._untaken + unfinished
         counted = size if size > UNCOUNTED_BYTES else 0
         self.shared.waiting_bytes += counted - self._counted
         self._counted = counted

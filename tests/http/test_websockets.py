@@ -529,12 +529,54 @@ async def test_of_many_empty_messages_nobody_takes_few_are_read_and_the_others_c
     assert connection.wire.paused
     assert taken > 1_000_000
     assert 0.8 * taken < connection.connections.waiting_bytes < 1.2 * taken
-    connection.protocol.connection_lost(None)
-    assert connection.connections.waiting_bytes > 1_000_000, "the app may still take them"
     for task in connection.connections.tasks:
         task.cancel()
     await turn_over()
+    assert connection.connections.waiting_bytes == 0, "the app has ended"
+    await connection.end()
+
+
+async def test_messages_of_a_client_that_has_left_take_no_room_however_long_the_app_runs():
+    seen, go_on = [], asyncio.Event()
+
+    async def slow(_scope, receive, send):
+        await receive()
+        await send({"type": "websocket.accept"})
+        await go_on.wait()
+        while (event := await receive())["type"] == "websocket.receive":
+            seen.append((len(event["bytes"]), connection.connections.waiting_bytes))
+
+    connection = Conversation(slow, HTTPOptions())
+    connection.say(REQUEST)
+    await turn_over()
+    connection.say(frame(b"x" * 600_000))
+    await turn_over()
+    assert connection.connections.waiting_bytes > 600_000
+    connection.wire.close()
+    connection.protocol.connection_lost(None)
     assert connection.connections.waiting_bytes == 0
+    go_on.set()
+    await turn_over()
+    assert seen == [(600_000, 0)], "it has them all the same"
+    assert not connection.connections.tasks
+
+
+async def test_a_task_that_an_app_leaves_waiting_for_a_message_hears_of_the_end():
+    waiting = []
+
+    async def leaving(_scope, receive, send):
+        await receive()
+        await send({"type": "websocket.accept"})
+        waiting.append(asyncio.ensure_future(receive()))
+        await asyncio.sleep(0)
+
+    connection = Conversation(leaving, HTTPOptions())
+    connection.say(REQUEST)
+    await turn_over()
+    await connection.end()
+    await turn_over()
+    assert waiting[0].done()
+    assert waiting[0].result()["type"] == "websocket.disconnect"
 
 
 async def test_an_app_that_closes_amid_many_messages_has_them_skipped_in_turns_up_to_the_answer():
