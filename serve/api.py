@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import sys
 import threading
@@ -14,7 +13,7 @@ from typing import Any, TypeVar
 
 from greenroom.actors.replica import context as user_context
 from greenroom.core.config import GrpcOptions, HTTPOptions, LoggingConfig, RuntimeEnv
-from greenroom.core.errors import GreenroomError, NotRunningError
+from greenroom.core.errors import NotRunningError
 from greenroom.core.validation import Settings
 from greenroom.serve import local_testing
 from greenroom.serve.admin import applications, reports, session
@@ -43,8 +42,9 @@ def run(
 
     Starts a system on this host when none runs; it is stopped when this process ends. The same call
     again changes nothing; changed code replaces what runs. ``route_prefix`` None gives it no route.
-    ``blocking`` waits for Ctrl-C, then deletes the application and exits. Raises the constructor's
-    own exception when it fails, and InvalidRequestError, StartError or DeployFailedError.
+    ``blocking`` waits for Ctrl-C, then deletes the application and exits, with 1 if that failed.
+    Raises the constructor's own exception when it fails, and InvalidRequestError, StartError or
+    DeployFailedError.
 
     ``runtime_env`` is what surrounds the code of all deployments, where they give nothing else: its
     ``working_dir`` is a folder of which replicas get a copy, on every host, which is on their
@@ -193,7 +193,14 @@ def _wait_for_interrupt(*names: str) -> None:
     try:
         threading.Event().wait()
     except KeyboardInterrupt:
+        has_failed = False
         for name in names:
-            with contextlib.suppress(GreenroomError, TimeoutError):  # the system has ended, say
+            try:
                 delete(name)
-        sys.exit(0)
+            except NotRunningError:
+                pass  # what has ended runs nothing
+            except Exception as error:  # it may run on, but whatever it is, the others go
+                has_failed = True
+                reason = f"{type(error).__name__}: {error}"
+                logger.warning("%r could not be deleted: %s", name, reason)
+        sys.exit(1 if has_failed else 0)

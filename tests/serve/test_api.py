@@ -4,6 +4,7 @@ import threading
 import pytest
 
 from greenroom import serve
+from greenroom.core.errors import UnauthorizedError
 from greenroom.serve.admin import session
 from greenroom.serve.config import HTTPOptions, gRPCOptions
 from greenroom.serve.exceptions import (
@@ -169,8 +170,33 @@ def test_blocking_ends_with_ctrl_c_though_the_system_has_ended_before(controller
         raise KeyboardInterrupt
 
     monkeypatch.setattr(threading.Event, "wait", interrupted)
-    with pytest.raises(SystemExit):
+    with pytest.raises(SystemExit) as caught:
         serve.run(Adder.bind(), blocking=True)
+    assert caught.value.code == 0
+
+
+@pytest.mark.parametrize("error", [UnauthorizedError("no such token"), TimeoutError("no answer")])
+def test_an_application_that_cannot_be_deleted_at_ctrl_c_is_named_and_the_others_go(
+    controller, monkeypatch, caplog, error
+):
+    answer = controller.answer
+
+    def interrupted(_event, _timeout=None):
+        raise KeyboardInterrupt
+
+    def failing(operation):
+        if getattr(operation, "application", None) == "a":
+            raise error
+        return answer(operation)
+
+    monkeypatch.setattr(threading.Event, "wait", interrupted)
+    monkeypatch.setattr(controller, "answer", failing)
+    targets = [serve.RunTarget(Adder.bind(), name=name, route_prefix=None) for name in "ab"]
+    with pytest.raises(SystemExit) as caught:
+        serve.run_many(targets, blocking=True)
+    assert caught.value.code == 1
+    assert set(controller.applications) == {"a"}
+    assert f"'a' could not be deleted: {type(error).__name__}: {error}" in caplog.text
 
 
 def test_start_takes_http_options(system):
