@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
 from greenroom.actors.caller.connection import Connection
 from greenroom.core import operations as ops
 from greenroom.serve.admin.reports import check_there, missing_of
-from greenroom.serve.admin.session import raising_users_own, wait_for_goal
+from greenroom.serve.admin.session import LEAST_S, raising_users_own, wait_for_goal
 from greenroom.serve.build import Built
 from greenroom.serve.handle import DeploymentHandle
 
@@ -41,10 +42,16 @@ def apply(
 
     Those that are not ``from_file`` are deployed beside all others. Returns at once, with the goals
     to wait for or with the plan: see DeployApplications and PlanApplications. ConflictError where
-    the version is not the one of the flags; TimeoutError where the controller does not answer in
-    time.
+    the version is not the one of the flags; TimeoutError where the controller does not answer all
+    requests that this takes within ``timeout_s``.
     """
-    check_there(connection, built.needs, timeout_s)
+    deadline = time.monotonic() + (timeout_s or 0)
+
+    def left_s() -> float | None:
+        """Return what earlier requests have left, in tenths: a TimeoutError shows it."""
+        return None if timeout_s is None else max(round(deadline - time.monotonic(), 1), LEAST_S)
+
+    check_there(connection, built.needs, left_s())
     which: dict[str, Any] = {
         "applications": built.applications,
         "keep_others": flags.keep_others or not from_file,
@@ -52,17 +59,15 @@ def apply(
         "prune": flags.prune,
     }
     if flags.plan:
-        plan: dict[str, Any] = connection.request(
-            ops.PlanApplications(**which), timeout_s=timeout_s
-        )
+        plan: dict[str, Any] = connection.request(ops.PlanApplications(**which), timeout_s=left_s())
         return plan
     operation = ops.DeployApplications(
         **which,
         if_version=flags.if_version,
         canary=flags.rollout,
-        folders=missing_of(connection, built.folders, timeout_s),
+        folders=missing_of(connection, built.folders, left_s()),
     )
-    answer: dict[str, Any] = connection.request(operation, timeout_s=timeout_s)
+    answer: dict[str, Any] = connection.request(operation, timeout_s=left_s())
     return answer
 
 

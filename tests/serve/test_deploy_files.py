@@ -1,9 +1,11 @@
 """``greenroom deploy FILE``, ``build`` and ``schema``, over a controller in this process."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
+from greenroom.serve.admin import applications
 from greenroom.serve.cli import deploying
 from tests.serve.conftest import SOURCE
 
@@ -68,6 +70,22 @@ def test_the_time_limit_holds_where_no_controller_takes_the_change(invoke, runni
         ["two.yaml", "--plan"] if silent.startswith("Plan") else ["filed:app", "--working-dir", "."]
     )
     assert "within 5 s" in invoke("deploy", *what, "--timeout", "5", code=1).stderr
+
+
+def test_the_time_limit_is_one_for_all_requests_of_a_change(invoke, running, monkeypatch):
+    now, answer = 100.0, running.controller.answer
+
+    def take_2_s(operation):
+        nonlocal now
+        now += 2
+        return answer(operation)
+
+    monkeypatch.setattr(applications, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(running.controller, "answer", take_2_s)
+    running.controller.silent = {"DeployApplications"}
+    what = ["filed:app", "--working-dir", "."]  # its folder may be there, which is asked before
+    assert "within 3 s" in invoke("deploy", *what, "--timeout", "5", code=1).stderr
+    assert "within 0.1 s" in invoke("deploy", *what, "--timeout", "1", code=1).stderr
 
 
 def test_others_can_be_kept_and_the_version_is_asked_for(invoke, running):
