@@ -8,6 +8,7 @@ through a handle, and those of a conversation go to one replica.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
@@ -87,7 +88,7 @@ class LLMConfig(Settings):
     def _have_sizes(cls, given: dict[str, Any]) -> dict[str, Any]:
         for name in _PARALLEL:
             size = given.get(name)
-            if size is not None and not str(size).isdecimal():
+            if size is not None and not _is_size(size):
                 raise ValueError(f"{name}={size!r}: must be a whole number, 1 or more")
         return given
 
@@ -197,6 +198,13 @@ def build_openai_app(llm_serving_args: LLMServingArgs | Mapping[str, Any]) -> Ap
 
 def _deployment_of(model_id: str) -> str:
     return "".join(each if each.isalnum() or each in "-_." else "-" for each in model_id)
+
+
+def _is_size(value: object) -> bool:
+    """Return whether an engine's command takes it for a number of GPUs, as 2.0 it does not."""
+    if isinstance(value, str):
+        return re.fullmatch("0*[1-9][0-9]*", value) is not None
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
 def _arguments(value: Any) -> Sequence[str]:

@@ -103,6 +103,7 @@ def test_arguments_of_an_engine_are_flags_of_its_command(engine, kwargs, command
             {"num_gpus": 4},
         ),
         ({"engine_kwargs": {"tensor_parallel_size": None, "pp_size": 2}}, {"num_gpus": 2}),
+        ({"engine_kwargs": {"tp_size": "2", "pp_size": "02"}}, {"num_gpus": 4}),
         ({"deployment_config": {"ray_actor_options": {"num_gpus": 0.5}}}, {"num_gpus": 0.5}),
         (
             {"deployment_config": {"ray_actor_options": ActorOptions(num_gpus=2, memory=1)}},
@@ -137,8 +138,10 @@ def models(*names: str, **more: Any) -> dict[str, Any]:
         (models("a/b", "a/b"), "two models have one model_id: a/b, a/b"),
         (models("m", deployment_config={"replicas": 2}), "replicas"),
         (models("m", ready_timeout_s=0), "ready_timeout_s"),
-        (models("m", engine_kwargs={"tp_size": "many"}), "tp_size='many': must be a whole number"),
-        (models("m", engine_kwargs={"tp_size": True}), "tp_size=True: must be a whole number"),
+        *(
+            (models("m", engine_kwargs={"tp_size": size}), f"tp_size={size!r}: must be a whole")
+            for size in ("many", "", "0", "2.0", "-1", "\u0663", "2\n", True, 0, -1, 2.0)
+        ),
         (models("m", deployment_config={"ray_actor_options": 3}), "ray_actor_options=3: must be"),
         (
             models("m", deployment_config={"actor_options": {"label_selector": 3}}),
