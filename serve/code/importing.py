@@ -134,7 +134,8 @@ def _not_found(name: str, missing: str, folder: str) -> str:
         if _is_in(Path(folder, place), name.split(".")):
             return f"no module named {missing!r} in {folder}; it is found with --app-dir {place}"
     module, _, attribute = name.rpartition(".")
-    if hasattr(sys.modules.get(module), attribute):  # as Ray Serve writes it
+    # As Ray Serve writes it. None, where no such module is loaded, has attributes of its own.
+    if attribute in getattr(sys.modules.get(module), "__dict__", ()):
         there = f"; it is an attribute of {module}: try {module + ':' + attribute!r}"
     else:
         there = suggestion(name, found) or f"; it has: {_listed(found)}"

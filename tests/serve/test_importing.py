@@ -81,6 +81,8 @@ def test_a_builder_function_gets_the_arguments(load):
         ("zzz", {}, r"no module named 'zzz' in .* \(see --app-dir\) or on sys.path; it has: demo"),
         ("demo.inner", {}, "no module named 'demo.inner' in .*; it has: demo"),
         ("demo.app", {}, "'demo.app' in .*; it is an attribute of demo: try 'demo:app'"),
+        ("__doc__", {}, r"no module named '__doc__' in .* on sys.path; it has: demo"),
+        ("demo.__class__", {}, "no module named 'demo.__class__' in .*; it has: demo"),
         ("demo.py", {}, "'demo.py': expected MODULE.*not a file; try 'demo'"),
         ("./src/demo.py:app", {}, "try 'src.demo'"),
         ("a b", {}, "expected MODULE or MODULE:ATTRIBUTE"),
