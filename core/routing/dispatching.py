@@ -52,6 +52,15 @@ from greenroom.core.routing.traffic import RoutedEndpoint, Routes, key_of
 WAIT_S = 0.01
 PAUSE_S = 0.1  # without grants, after queries had to wait
 
+# Why a ticket is not retried.
+_DIED = "{0.endpoint}: the replica died with this query under way"
+_MAY_HAVE_RUN = f"{_DIED}; it may have run"
+_DIED_TOO_OFTEN = "{0.endpoint}: {0.attempts} replicas died with this query under way"
+_NO_RETRIES_LEFT = (
+    f"{_DIED}, and it is not sent to another: retries are limited to as many as there are queries, "
+    "and used up"
+)
+
 
 class Dispatch:
     """Tables, tickets and leases, and what is done with each ticket."""
@@ -187,8 +196,8 @@ class Dispatch:
         for ticket in tickets:
             if ticket.number in unsent:
                 ticket.attempts -= 1
-            elif ticket.state is not DROPPED and (text := self.charge_retry(ticket, "died")):
-                self.fail(ticket, ReplicaUnavailableError, text, now, died)
+            elif ticket.state is not DROPPED and (why := self.charge_retry(ticket, "died")):
+                self.fail(ticket, ReplicaUnavailableError, why.format(ticket), now, died)
                 continue
             again.append(ticket)
         self.put_back(sorted(again, key=lambda ticket: ticket.number), now)
@@ -214,25 +223,25 @@ class Dispatch:
         self.retry_or_fail(had, unsent, now, tag if is_certain else "")
 
     def charge_retry(self, ticket: Ticket, reason: str) -> str:
-        """Charge a query's retry to its budget; return why that cannot be, "" where it is."""
+        """Charge a query's retry to its budget; return why that cannot be, "" where it is.
+
+        The text is to be formatted with the ticket by who tells it: what thousands of tickets at a
+        silent host are asked with each of its beats is only whether they move.
+        """
         endpoint = self.endpoints.get(ticket.endpoint)
         backend = self.backends.get(ticket.backend)
-        died = f"{ticket.endpoint}: the replica died with this query under way"
         said = [each.table.retryable for each in (endpoint, backend) if each is not None]
         may = may_retry(ticket.query.http_method, (ticket.query.retryable, *said))
         budget = ticket.budget
         if budget is None or ticket.begun or not may:
-            return f"{died}; it may have run"
+            return _MAY_HAVE_RUN
         if ticket.attempts >= MAX_ATTEMPTS:
-            return f"{ticket.endpoint}: {ticket.attempts} replicas died with this query under way"
+            return _DIED_TOO_OFTEN
         is_moved = reason == "silent"  # or stays where it is, and this is asked again
         if not budget.take_out(SPARE if is_moved else 0):
             if not is_moved:
                 self.observers.retry_refused(ticket)
-            return (
-                f"{died}, and it is not sent to another: retries are limited to as many as there "
-                "are queries, and used up"
-            )
+            return _NO_RETRIES_LEFT
         self.observers.retried(Retried(ticket, reason))
         return ""
 

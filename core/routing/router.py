@@ -209,7 +209,8 @@ class Router:
             there = {tag for each in backends_of(self.state, endpoint) for tag in each.replicas}
             if not there - {ticket.failed_at}:
                 return "there is no other replica"
-        return self.state.charge_retry(ticket, "failed" if ticket.failed_at else "died")
+        why = self.state.charge_retry(ticket, "failed" if ticket.failed_at else "died")
+        return why.format(ticket)
 
     def fill(self, now: float) -> Effects:
         """Assign what waits, as far as there is room; to be called after what was refused."""

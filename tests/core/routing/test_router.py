@@ -591,6 +591,27 @@ def test_what_the_first_queries_have_at_a_host_that_is_lost_moves_too() -> None:
     assert len(only(Cancel, made.hosts.silent("h1", 1.0))) == 2
 
 
+def test_no_text_is_made_for_what_stays_at_a_silent_host() -> None:
+    """There may be thousands, and they are asked with each of its beats."""
+
+    told: list[str] = []
+
+    class Name(str):
+        __slots__ = ()
+
+        def __format__(self, spec: str) -> str:
+            told.append(spec)
+            return super().__format__(spec)
+
+    made = on_two_hosts(limit=9)
+    made.set_endpoint("e", endpoint(Name("e")), 0.0)
+    submit(made, 1, 2, 3, retryable=False)
+    assert made.hosts.silent("h1", 1.0) == made.hosts.silent("h1", 1.1) == []
+    assert not told
+    assert "it may have run" in refused(made.replica_gone("r1", (), 1.2))[0][2]
+    assert told
+
+
 def test_retries_from_a_silent_host_are_within_the_budget() -> None:
     made = on_two_hosts(limit=1000)
     submit(made, *range(1000))
