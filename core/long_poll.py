@@ -17,14 +17,15 @@ A change is acknowledged when every proxy routes by it, also those that a new co
 heard of and that route by the tables of the last one. So a proxy is recorded, as hard state, before
 it is sent anything, and a new controller waits for the proxies on record. It stops waiting for one
 that reports, has ended, or has not reported within :data:`EXPECTED_S` of the controller's start: by
-then, every live proxy that can be reached has found the controller. One of a host that has not
-reported is waited for as long: others go with their host at the latest.
+then, every live proxy that can be reached has found the controller. One that has called goes with
+its host at the latest. Where that is lost or not on record, because the call was late or the host
+has left, it is waited for as long after its last call, which a live proxy repeats.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -149,6 +150,9 @@ class LongPoll:
             self._agenda.touch(LISTENER, name)
         proxy = self._proxies[name]
         proxy.address, proxy.waits = address, True
+        if proxy.until < NEVER:
+            proxy.until = NEVER
+            self._agenda.touch(LISTENER, name)
         if not self._forgotten <= seen <= self._last:
             seen = NOTHING_SEEN
         if proxy.seen != seen:
@@ -186,16 +190,22 @@ class LongPoll:
             if proxy.host == host:
                 self.gone(name)
 
-    def reconcile(self, name: str, hosts: Container[str], now: float) -> None:
-        """Give a proxy up that was expected for long enough, or whose host was not among these."""
+    def reconcile(self, name: str, is_there: Callable[[str], bool], now: float) -> None:
+        """Give a proxy up that has not called for long enough, and does not go with its host.
+
+        It does where it has called and its host ``is_there``.
+        """
         proxy = self._proxies.get(name)
-        if proxy is None or (self.is_heard(name) and proxy.host in hosts):
+        if proxy is None:
             return
-        proxy.until = min(proxy.until, now + EXPECTED_S)
-        if now < proxy.until:
-            self._agenda.at(LISTENER, name, proxy.until)
-        else:
+        if self.is_heard(name) and is_there(proxy.host):
+            proxy.until = NEVER
+        elif proxy.until == NEVER:
+            proxy.until = now + EXPECTED_S
+        elif now >= proxy.until:
             self.gone(name)
+            return
+        self._agenda.at(LISTENER, name, proxy.until)
 
     def expected(self) -> list[ListenerRecord]:
         """Return those of an earlier controller that have not been heard of yet."""

@@ -17,7 +17,7 @@ from typing import Any
 from greenroom.core.agenda import HELD, NEVER, ROOM
 from greenroom.core.autoscaling.decision import LOADS, Loads
 from greenroom.core.cluster.autoscaler import SCALING, Autoscaler
-from greenroom.core.cluster.hosts import EXPECTED_S, HOST, Hosts, prepare
+from greenroom.core.cluster.hosts import EXPECTED_S, HOST, Hosts, HostState, prepare
 from greenroom.core.comparing.comparing import AllDifferences, Place, Plain
 from greenroom.core.effects import Effect
 from greenroom.core.lifecycle import definitions, health, steps
@@ -86,7 +86,7 @@ class Cluster:
             self.state.agenda.at(RECOVERY, "", now + (EXPECTED_S if hosts else RECOVERY_S))
         self._held_upto: int | None = None  # at the last step
         self._reconcile: dict[str, Callable[[str], Iterable[Effect] | None]] = {
-            LISTENER: lambda name: state.long_poll.reconcile(name, self.hosts.all, self.now),
+            LISTENER: lambda name: state.long_poll.reconcile(name, self._is_there, self.now),
             HOST: lambda _: self.hosts.reconcile(self.now),
             LOADS: self.loads.reconcile,
             SCALING: lambda tag: self.autoscaler.reconcile(tag, self.now),
@@ -206,6 +206,10 @@ class Cluster:
             else:
                 state.changes.put(kind, name, record)
         return bool(state.changes)
+
+    def _is_there(self, host: str) -> bool:
+        """Return whether a host can still be lost, and its proxies with it."""
+        return self.hosts.state(host) is not HostState.LOST  # nor unknown
 
     def _reconcile_backend(self, tag: str) -> list[Effect]:
         backend, now = self.state.backends.get(tag), self.now

@@ -10,7 +10,7 @@ from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from greenroom.core.agenda import Agenda
-from greenroom.core.long_poll import IDS_PER_EPOCH, NOTHING_SEEN, LongPoll, Update
+from greenroom.core.long_poll import EXPECTED_S, IDS_PER_EPOCH, NOTHING_SEEN, LongPoll, Update
 from greenroom.core.records import Changes
 from tests.support.memory import growth
 
@@ -104,6 +104,18 @@ def test_a_key_is_held_when_all_have_said_that_they_hold_it() -> None:
     poll.publish("b", 2)
     assert poll.held_by_all("a")
     assert not poll.held_by_all("b")
+
+
+def test_a_proxy_whose_host_is_away_again_is_waited_for_as_long_again() -> None:
+    poll = new_poll()
+    call(poll, "p", NOTHING_SEEN)
+    poll.reconcile("p", lambda _: False, 0.0)
+    poll.reconcile("p", lambda _: True, EXPECTED_S - 1)
+    poll.reconcile("p", lambda _: False, EXPECTED_S + 1)
+    poll.reconcile("p", lambda _: False, 2 * EXPECTED_S)
+    assert poll.is_heard("p")
+    poll.reconcile("p", lambda _: False, 2 * EXPECTED_S + 1)
+    assert not poll.is_heard("p")
 
 
 def test_a_closed_long_poll_answers_when_it_is_opened() -> None:

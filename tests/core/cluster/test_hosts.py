@@ -18,6 +18,7 @@ from greenroom.core.lifecycle.failures import AVOID_S, OF_STARTS, WITH_HOST_S
 from greenroom.core.lifecycle.health import MAX_MISSED_CHECKS
 from greenroom.core.lifecycle.placement import Placement
 from greenroom.core.lifecycle.replicas import LIVE, ReplicaState, RestartReason
+from greenroom.core.long_poll import EXPECTED_S as PROXY_EXPECTED_S
 from greenroom.core.operations import RebalanceHosts
 from greenroom.core.records import HostRecord
 from tests.core import requests as ask
@@ -609,6 +610,31 @@ def test_an_idle_proxy_of_a_lost_host_counts_no_more_and_counts_again_when_it_is
     loads.report("other", {"a#d": (20, 0)}, world.now + EXPIRE_S)
     loads.reconcile("of x")  # as it is due: it has nothing to report
     assert sorted(loads.queues("a#d")) == [0, 20]
+
+
+def test_a_late_call_of_a_proxy_whose_host_is_lost_holds_changes_up_for_a_while_only() -> None:
+    world = Hosts("x")
+    world.alive.remove("x")
+    world.wait(3)
+    world.cluster.state.long_poll.listen("of x", (1, 1, "of x"), 0, "its address", host="x")
+    world.wait(PROXY_EXPECTED_S - 1)
+    assert "of x" in world.records["listener"]
+    world.wait(2)
+    assert "of x" not in world.records["listener"]
+
+
+def test_a_proxy_that_called_while_its_host_was_lost_goes_with_the_host_that_is_back() -> None:
+    world = Hosts("x")
+    world.alive.remove("x")
+    world.wait(3)
+    world.cluster.state.long_poll.listen("of x", (1, 1, "of x"), 0, "its address", host="x")
+    world.flush()
+    world.join("x")
+    world.wait(2 * PROXY_EXPECTED_S)
+    assert "of x" in world.records["listener"]
+    world.alive.remove("x")
+    world.wait(3)
+    assert "of x" not in world.records["listener"]
 
 
 def test_each_replica_and_host_that_is_gone_is_reported_once(three: Hosts) -> None:

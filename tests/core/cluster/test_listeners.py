@@ -5,7 +5,7 @@ from __future__ import annotations
 from greenroom.core.long_poll import EXPECTED_S
 from greenroom.core.routing.tables import ENDPOINT_PREFIX
 from tests.core import requests as ask
-from tests.core.worlds import World
+from tests.core.worlds import Proxy, World
 
 
 def with_two_proxies() -> World:
@@ -89,3 +89,22 @@ def test_a_proxy_whose_host_never_reports_is_not_waited_for_for_ever() -> None:
     world.wait(2)
     assert held(world)
     assert world.records["listener"].keys() == {"proxy 0", "proxy 1"}
+
+
+def test_a_live_proxy_of_a_host_that_left_counts_for_as_long_as_it_calls() -> None:
+    world = with_two_proxies()
+    found: list[str] = []
+    world.cluster.state.gone.proxy.append(found.append)
+    draining = Proxy("draining")
+    world.proxies.append(draining)
+    for _ in range(40):
+        world.cluster.state.long_poll.listen(
+            "draining", (1, 1, "draining"), draining.seen, draining, "a host that left"
+        )
+        world.wait(2)
+        assert held(world)
+    assert not found
+    world.wait(EXPECTED_S - 3)
+    assert not found
+    world.wait(2)
+    assert found == ["draining"]
