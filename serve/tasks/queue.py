@@ -148,12 +148,13 @@ class TaskQueue:
         """
         check_name("task_name", task_name)
         check_list("args", args)
-        check_mapping("kwargs", kwargs or {})
+        kwargs = {} if kwargs is None else kwargs
+        check_mapping("kwargs", kwargs)
         check_text("idempotency_key", idempotency_key)
         check_text("callback_url", callback_url)
         idempotency_key, callback_url = idempotency_key or "", callback_url or ""
         await self._open()
-        call = self._call(task_name, args, kwargs or {})
+        call = self._call(task_name, args, kwargs)
         if len(idempotency_key) > MAX_KEY_CHARACTERS:
             raise InvalidRequestError(
                 f"Idempotency-Key={idempotency_key[:40]!r}...: must be at most "

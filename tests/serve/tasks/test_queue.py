@@ -139,7 +139,13 @@ def test_calls_that_no_handler_takes_are_refused(queue):
     for found, call in (
         ("task_name=3: must be a non-empty string", {"task_name": 3}),
         ("args='12': must be a list", {"args": "12"}),
+        ("args=None: must be a list", {"args": None}),
+        ("args=0: must be a list", {"args": 0}),
         (r"kwargs=\[1\]: must be a dict", {"kwargs": [1]}),
+        (r"kwargs=\[\]: must be a dict", {"kwargs": []}),
+        ("kwargs='': must be a dict", {"kwargs": ""}),
+        ("kwargs=0: must be a dict", {"kwargs": 0}),
+        ("kwargs=False: must be a dict", {"kwargs": False}),
         ("idempotency_key=3: must be a string, or None", {"idempotency_key": 3}),
         ("callback_url=3: must be a string, or None", {"callback_url": 3}),
     ):
