@@ -14,6 +14,7 @@ import os
 import struct
 from contextlib import closing, suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from greenroom.persistence.checkpoints import Checkpoints
 from greenroom.persistence.kv import (
@@ -30,25 +31,37 @@ _LENGTHS = struct.Struct(">IQ")
 _DIGEST = hashlib.sha256().digest_size
 
 
+class Copied(NamedTuple):
+    """What a copy has, and what it lacks."""
+
+    values: int  # how many
+    left_out: list[str]  # each with its store and the reason
+
+
 def copy_store(
     source: StoreLocation, target: StoreLocation, *, without_lost_jobs: bool = False
-) -> int:
-    """Copy the controller's state and all jobs to an empty place; return the number of values.
+) -> Copied:
+    """Copy the controller's state and all jobs to an empty place.
 
     Each store is copied as of one moment. Raises StoreError, also where anything is lost; with
     ``without_lost_jobs`` only for the controller's state, which has operations to mend that.
     """
+    left_out: list[str] = []
     values = {NAMESPACE: _read_store(source)}
     for name in source.namespaces():
         if name != NAMESPACE:
             jobs = source.in_namespace(name)
-            advice = f"To copy the other jobs of {name}, give --without-lost-jobs"
-            values[name] = jobs.read().load() if without_lost_jobs else _read_store(jobs, advice)
+            if without_lost_jobs:
+                values[name], why = _read_whole_jobs(jobs)
+                left_out += [f"{key} of {name}: {reason}" for key, reason in sorted(why.items())]
+            else:
+                advice = f"To copy the other jobs of {name}, give --without-lost-jobs"
+                values[name] = _read_store(jobs, advice)
     for name in values:
         _check_empty(target.in_namespace(name))
     for name, some in reversed(values.items()):  # the controller's last: it makes it a state
         _fill(target.in_namespace(name), some)
-    return sum(map(len, values.values()))
+    return Copied(sum(map(len, values.values())), left_out)
 
 
 def write_backup(source: StoreLocation, path: Path) -> int:
@@ -115,6 +128,25 @@ def _read_store(source: StoreLocation, advice: str = "See greenroom status") -> 
             f"{source} lacks what is lost there, so it is not read: {losses}. {advice}"
         )
     return found.load()
+
+
+def _read_whole_jobs(source: StoreLocation) -> tuple[dict[str, bytes], dict[str, str]]:
+    """Return the values of the jobs of which nothing is lost, and why the others are left out.
+
+    A job has up to three values, ``job/ID``, ``call/ID`` and ``result/ID``. Without one of them the
+    others are of no use, or wrong: a job without its call cannot run.
+    """
+    found = source.read()
+    values, why = found.load(), dict(found.lost)
+    lost_in = {_job_of(key): key for key in sorted(found.lost)}
+    for key in [key for key in values if _job_of(key) in lost_in]:
+        del values[key]
+        why[key] = f"{lost_in[_job_of(key)]} is lost"
+    return values, why
+
+
+def _job_of(key: str) -> str:
+    return key.rpartition("/")[2]
 
 
 def _check_empty(target: StoreLocation) -> None:

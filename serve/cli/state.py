@@ -8,7 +8,7 @@ import secrets
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 import click
 
@@ -23,6 +23,7 @@ from greenroom.persistence.locations import is_database, location_at
 from greenroom.serve.cli.commands import print_json, request
 from greenroom.serve.cli.flags import ANYWHERE, EXISTING, HERE, NEW, as_json, command, reading
 
+T = TypeVar("T")
 _NEVER = "never"
 _MAX_TOKEN_DAYS = 3650
 _TOKEN_DAYS = {"h": 1 / 24, "d": 1.0, "w": 7.0}
@@ -151,8 +152,10 @@ def copy(source: str, target: str, without_lost_jobs: bool) -> None:
     later is not copied.
     """
     one, other = _named(source), _named(target)
-    count = _done(lambda: copy_store(one, other, without_lost_jobs=without_lost_jobs))
-    click.echo(f"copied {count} values from {one} to {other}")
+    copied = _done(lambda: copy_store(one, other, without_lost_jobs=without_lost_jobs))
+    for each in copied.left_out:
+        click.echo(f"left out {each}")
+    click.echo(f"copied {copied.values} values from {one} to {other}")
 
 
 def _location(settings: HostSettings) -> StoreLocation:
@@ -168,7 +171,7 @@ def _named(name: str) -> StoreLocation:
         raise GreenroomError(str(error)) from None
 
 
-def _done(action: Callable[[], int]) -> int:
+def _done(action: Callable[[], T]) -> T:
     try:
         return action()
     except FileExistsError as error:

@@ -391,16 +391,20 @@ class TaskQueue:
         try:
             await self._saved()  # that it runs: else a job that kills its host would run for ever
             call = await self._log.get(CALL + job.id)
-            if call is None or self._jobs.get(job.id).status != "RUNNING":
+            if self._jobs.get(job.id).status != "RUNNING":
                 return  # it was cancelled meanwhile
-            run = self._consumer.options(method_name=RUN + job.task, retryable=False)
-            response = self._calls[job.id] = run.remote(call)
-            result = await response
-            if len(result) > self._config.max_job_bytes:
-                reason = f"a result of {len(result)} bytes: max_job_bytes is smaller"
+            if call is None:
+                reason = "its call is lost from the store"
                 ended = partial(self._jobs.failed, job.id, reason, is_final=True)
             else:
-                ended = partial(self._jobs.succeeded, job.id, len(result))
+                run = self._consumer.options(method_name=RUN + job.task, retryable=False)
+                response = self._calls[job.id] = run.remote(call)
+                result = await response
+                if len(result) > self._config.max_job_bytes:
+                    reason = f"a result of {len(result)} bytes: max_job_bytes is smaller"
+                    ended = partial(self._jobs.failed, job.id, reason, is_final=True)
+                else:
+                    ended = partial(self._jobs.succeeded, job.id, len(result))
         except (BackPressureError, DeploymentUnavailableError, StateNotSavedError, StoreError):
             ended = partial(self._jobs.defer, job.id)
         except RequestCancelledError as error:  # by cancel_task, or by the handler's own calls

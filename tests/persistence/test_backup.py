@@ -49,7 +49,7 @@ def test_a_state_goes_from_files_to_a_database_and_back_by_copy_and_by_backup(
     files: StoreLocation, rows: StoreLocation, tmp_path: Path
 ) -> None:
     values = _save(files)
-    assert copy_store(files, rows) == 3
+    assert copy_store(files, rows) == (3, [])
     assert content(rows) == values
     file = tmp_path / "backup"
     assert write_backup(rows, file) == 3
@@ -67,9 +67,9 @@ def test_a_copy_has_the_jobs_and_a_backup_has_none(
     with closing(files.in_namespace(name).open()) as store:
         store.apply({"job 1": b"call"})
     (tmp_path / "store" / "no folder").touch()
-    assert copy_store(files, rows) == 4
+    assert copy_store(files, rows) == (4, [])
     again = location_at(tmp_path / "again")
-    assert copy_store(rows, again) == 4
+    assert copy_store(rows, again) == (4, [])
     assert content(again.in_namespace(name)) == {"job 1": b"call"}
     assert files.namespaces() == rows.namespaces() == again.namespaces() == ["controller", name]
     assert write_backup(files, tmp_path / "backup") == 3
@@ -155,9 +155,37 @@ def test_jobs_that_are_lost_are_left_out_of_a_copy_only_where_that_is_asked_for(
     target = location_at(tmp_path / "target")
     with pytest.raises(CorruptValueError, match=r"job/1: .*unknown/changes: .*--without-lost-jobs"):
         copy_store(files, target)
-    assert copy_store(files, target, without_lost_jobs=True) == 3 + 2
+    copied = copy_store(files, target, without_lost_jobs=True)
+    assert copied.values == 3 + 2
+    one, unnamed = copied.left_out
+    assert one.startswith("job/1 of jobs mail: ")
+    assert "damaged" in one
+    assert unnamed.startswith("unknown/changes of jobs mail: ")
     assert content(target.in_namespace("jobs mail")) == {"job/2": b"another", "job/4": b"the last"}
     assert not target.in_namespace("jobs mail").read().lost
+
+
+@pytest.mark.parametrize("lost", ["job", "call", "result"])
+def test_a_job_of_which_any_value_is_lost_is_left_out_of_a_copy_as_a_whole(
+    files: StoreLocation, tmp_path: Path, lost: str
+) -> None:
+    _save(files)
+    jobs = files.in_namespace("jobs mail")
+    keys = [f"{kind}/{number}" for number in (1, 2) for kind in ("call", "job", "result")]
+    with closing(jobs.open()) as store:
+        store.apply({key: f"the value of {key}".encode() for key in keys})
+    for path in (tmp_path / "store").glob("jobs*/log-*"):
+        whole = f"the value of {lost}/1".encode()
+        path.write_bytes(path.read_bytes().replace(whole, whole.upper()))
+    assert set(jobs.read().lost) == {f"{lost}/1"}
+    target = location_at(tmp_path / "target")
+    count, left_out = copy_store(files, target, without_lost_jobs=True)
+    assert content(target.in_namespace("jobs mail")).keys() == set(keys[3:])
+    assert count == 3 + 3
+    texts = {each.split(" ")[0]: each for each in left_out}
+    assert texts.keys() == set(keys[:3])
+    for key in set(keys[:3]) - {f"{lost}/1"}:
+        assert texts[key] == f"{key} of jobs mail: {lost}/1 is lost"
 
 
 @pytest.mark.parametrize("kind", ["files", "rows"])

@@ -1,3 +1,4 @@
+import contextlib
 import errno
 import importlib.metadata
 import json
@@ -17,6 +18,7 @@ from click.testing import CliRunner
 from greenroom import serve
 from greenroom.actors.runtime.settings import FIELDS
 from greenroom.core.errors import ConflictError
+from greenroom.persistence.locations import location_at
 from greenroom.serve.cli import commands, deploying, display, starting
 from greenroom.serve.cli.main import main
 from greenroom.serve.exceptions import StartError
@@ -639,3 +641,22 @@ def test_progress_is_shown_of_what_takes_long_alone(capsys, monkeypatch, is_term
         assert "[other]" in shown
     else:
         assert shown + capsys.readouterr().err == "begun ...\n[other] ...\n"
+
+
+def test_a_copy_without_lost_jobs_says_what_it_left_out(tmp_path):
+    source = location_at(tmp_path / "one" / "store")
+    for place, values in (
+        (source, {"backend/a": b"a"}),
+        (source.in_namespace("jobs a"), {"call/1": b"a call", "job/1": b"1", "job/2": b"2"}),
+    ):
+        with contextlib.closing(place.open()) as store:
+            store.apply(values)
+    for path in (tmp_path / "one").glob("store/jobs*/log-*"):
+        path.write_bytes(path.read_bytes().replace(b"a call", b"other?"))
+    words = ["store", "copy", str(tmp_path / "one"), str(tmp_path / "two"), "--without-lost-jobs"]
+    result = CliRunner().invoke(main, words)
+    assert result.exit_code == 0, result.output
+    call, job, copied = result.output.splitlines()
+    assert call.startswith("left out call/1 of jobs a: ")
+    assert job == "left out job/1 of jobs a: call/1 is lost"
+    assert copied.startswith("copied 2 values from ")

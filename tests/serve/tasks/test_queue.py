@@ -214,6 +214,27 @@ class Noted:
             runs.write("it runs\n")
 
 
+class WithoutCalls(MemoryStore):
+    """Loses what jobs are called with, but for what has "kept" in it."""
+
+    def apply(self, puts: Mapping[str, bytes], deletes: Iterable[str] = ()) -> None:
+        lost = {key for key in puts if key.startswith("call/") and b"kept" not in puts[key]}
+        super().apply({key: puts[key] for key in puts.keys() - lost}, deletes)
+
+
+def test_a_job_whose_call_is_lost_fails_for_good_and_makes_room(monkeypatch, tmp_path):
+    monkeypatch.setattr("greenroom.serve.tasks.queue.MemoryStore", WithoutCalls)
+    queue = serve.run(Noted.bind(), name="lossy", _local_testing_mode=True)
+    jobs = [enqueue(queue, "run", [str(tmp_path / "lost")])["id"] for _ in range(10)]
+    kept = enqueue(queue, "run", [str(tmp_path / "kept")])["id"]
+    assert ended(queue, kept)["status"] == "SUCCEEDED"
+    for each in jobs:
+        job = ended(queue, each)
+        assert (job["status"], job["runs"]) == ("FAILED", 1)
+        assert job["error"] == "its call is lost from the store"
+    assert [path.name for path in tmp_path.iterdir()] == ["kept"]
+
+
 @pytest.fixture
 def held(monkeypatch):
     monkeypatch.setattr("greenroom.serve.tasks.queue.MemoryStore", Held)
