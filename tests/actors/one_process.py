@@ -17,7 +17,7 @@ from greenroom.actors.replica import context as user_context
 from greenroom.actors.replica.comparisons import Comparisons
 from greenroom.actors.replica.data_plane import Queries
 from greenroom.actors.replica.user_code import Failure, UserCode
-from greenroom.actors.runtime.loop import Loop
+from greenroom.actors.runtime.loop import Loop, nothing
 from greenroom.actors.runtime.processes import this_process
 from greenroom.actors.runtime.records import records_of
 from greenroom.actors.runtime.settings import read_settings
@@ -76,7 +76,10 @@ class _Transport(LoneTransport):
         super().__init__(loop)
         self._place = place
 
-    def send(self, target: Place, message: Any, on_sent: Any, _on_failed: Any) -> None:
+    def send(self, target: Any, message: Any, on_sent: Any, on_failed: Any) -> None:
+        if not isinstance(target, Place):  # the host's admin, of which there is none
+            self.loop.call_soon(on_failed or nothing)
+            return
         self.loop.call_soon(target.arrived, self.carry(message), self._place)
         if on_sent is not None:
             self.loop.call_soon(on_sent)

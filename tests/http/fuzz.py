@@ -48,6 +48,7 @@ _request_line = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]+) ([^ ]+) HTTP/1\.([0
 _header = re.compile(rb"([!#$%&'*+\-.^_`|~0-9A-Za-z]+):[ \t]*(.*?)[ \t]*").fullmatch
 _chunk_size = re.compile(rb"([0-9A-Fa-f]+)[ \t]*(?:;[^\r\n]*)?\r\n").match
 _changing = re.compile(rb"(date|x-request-id): [^\r]*").sub
+_empty_lines = re.compile(rb"(?:\r\n)*").match
 
 
 class Message(NamedTuple):
@@ -64,7 +65,7 @@ def reading(data: bytes) -> Iterator[Message]:
     """Return the requests up to the first that is in doubt or not complete."""
     try:
         while data:
-            message, data = first_message(data.removeprefix(b"\r\n"))
+            message, data = first_message(data[_empty_lines(data).end() :])
             yield message
     except UnclearError:
         return
