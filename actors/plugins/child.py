@@ -163,7 +163,7 @@ class Child:
         finally:
             theirs.close()
             os.close(code_fd)
-        self._unsent, self._answered_at = b"", None
+        self._unsent = b""
         self._process = process = identify(self._popen.pid)
         if process is not None:
             self._records.add(process, self._role)
@@ -193,7 +193,6 @@ class Child:
         now, answered_at = time.monotonic(), self._answered_at
         was_stable = answered_at is not None and now - answered_at > STABLE_S
         self._failures = 1 if was_stable else self._failures + 1
-        self._answered_at = None
         self._start_at = now + pause_s(self._failures, BACKOFF_S, MAX_BACKOFF_S)
 
     def _reap(self, popen: subprocess.Popen[bytes]) -> None:

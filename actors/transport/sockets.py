@@ -31,7 +31,7 @@ BACKLOG = 2048  # the kernel gives what it allows, as of the above
 SILENCE_S = 2.0
 # Where nothing is sent, as a host may have thousands of idle connections. A proxy, who has to know
 # sooner which replicas are gone, tries all that it has to a host that is silent (Links.try_host).
-# A connection that is being made has messages waiting for it, and is tried at once.
+# A connection that is being made is probed sooner: messages wait for it.
 _PROBE_EVERY_S, _PROBE_AGAIN_S = 15, 1
 _TCP_THIN_LINEAR_TIMEOUTS = 16  # tcp(7); the socket module has no name for it
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid

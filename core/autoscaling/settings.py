@@ -54,9 +54,9 @@ class AutoscalingPolicy(UserCode):
         function = info.data.get("policy_function")
         if value and function == ONGOING_REQUESTS:
             raise ValueError(f"{ONGOING_REQUESTS!r} takes none; its settings are those around it")
-        if isinstance(function, str) and function in NAMED:
+        if (named := _named(function)) is not None:
             try:
-                check_arguments(NAMED[function], value)
+                check_arguments(named, value)
             except TypeError as error:
                 raise ValueError(str(error)) from None
         return dict(jsonable(value))
@@ -69,8 +69,7 @@ class AutoscalingPolicy(UserCode):
     @property
     def named(self) -> Callable[..., Any] | None:
         """The function of ours that it names; None where its code has to come with it."""
-        function = self.policy_function
-        return NAMED.get(function) if isinstance(function, str) else None
+        return _named(self.policy_function)
 
     def __str__(self) -> str:
         function = self.policy_function
@@ -213,6 +212,10 @@ def queue_length(
 
 
 NAMED: dict[str, Callable[..., Any]] = {"queue_length": queue_length}  # else by import path
+
+
+def _named(function: object) -> Callable[..., Any] | None:
+    return NAMED.get(function) if isinstance(function, str) else None
 
 
 def check_arguments(policy: Callable[..., Any], kwargs: Mapping[str, Any]) -> None:
