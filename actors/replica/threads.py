@@ -39,7 +39,7 @@ NO_KWARGS: dict[str, Any] = {}
 SHORT_S = 0.0001  # about what it costs to have a call run by another thread
 TURN_S = 0.001  # after which the loop has a turn, whatever short calls there are
 COUNTED = 16  # the share of a call in the mean is one of so many
-WATCH_S = 0.005  # a call that the watcher finds running twice is not short
+WATCH_S = 0.005  # short calls, a turn's, that the watcher finds running twice are not short
 END_TIMEOUT_S = 1.0  # for cancelled tasks to end; those that will not are dropped
 # The message thread waits for the interpreter lock at each of its twenty or so system calls per
 # message, and asks for it only after a switch interval in which no thread released it. User code
@@ -232,8 +232,9 @@ class Threads:
     def hand_over_short_calls(self) -> None:
         """Give those to the threads: calls are not short any more."""
         self.mean_s = max(self.mean_s, 1.0)
-        while self._short:
-            self._hand_over(self._short.popleft())
+        with contextlib.suppress(IndexError):  # to run_short_call on another thread
+            while True:
+                self._hand_over(self._short.popleft())
 
 
 class UserLoop:
@@ -247,18 +248,18 @@ class UserLoop:
         self.threads = Threads(self.loop)
         self.has_thread = False
         self._is_over = False
-        self._is_taken = threading.Lock()  # held by the thread that has the loop
-        self._begun = 0  # short calls, and checks for them
-        self._watcher: threading.Thread | None = None
-        self._is_watched = False
-        self._to_watch: queue.SimpleQueue[None] = queue.SimpleQueue()
+        # Of the short calls that run: who takes it has the loop after them.
+        self._claim: threading.Lock | None = None
+        self._has_watcher = False
+        self._to_watch = threading.Event()
 
     def start(self) -> None:
         """Start the loop's thread."""
-        self.has_thread = self._is_taken.acquire()
-        threading.Thread(
-            target=_or_exit, args=(self._have_loop,), name="user-loop", daemon=True
-        ).start()
+        self.has_thread = True
+        self._start_thread(self._have_loop)
+
+    def _start_thread(self, work: Callable[[], None]) -> None:
+        threading.Thread(target=_or_exit, args=(work,), name="user-loop", daemon=True).start()
 
     def end(self) -> None:
         """End the threads; whatever runs on the loop is cancelled. For a process that lives on."""
@@ -284,26 +285,23 @@ class UserLoop:
         self._run_until(self.loop.shutdown_asyncgens())
         self.threads.end()
         self.loop.close()
-        self._to_watch.put(None)
+        self._to_watch.set()
 
     def _run_short_calls(self) -> bool:
         """Run short calls for a while; return whether this thread still has the loop then."""
-        self._begun += 1  # before it checks whether it is watched: see _watch
-        if not self._is_watched:
-            self._is_watched = True
-            self._to_watch.put(None)
-            if self._watcher is None:
-                self._watcher = threading.Thread(
-                    target=_or_exit, args=(self._watch,), name="user-loop", daemon=True
-                )
-                self._watcher.start()
-        self._is_taken.release()
+        claim = self._claim = threading.Lock()  # before it checks whether it is watched: see _watch
+        if not self._to_watch.is_set():
+            self._to_watch.set()
+            if not self._has_watcher:
+                self._has_watcher = True
+                self._start_thread(self._watch)
         until = time.monotonic() + TURN_S
         while time.monotonic() < until and self.threads.run_short_call():
-            self._begun += 1
-        if not self._is_taken.acquire(blocking=False):
+            pass
+        if not claim.acquire(blocking=False):
             self.threads.notify_loop()
             return False
+        self._claim = None
         self.threads.take_results()
         if self.threads.has_short_calls():
             self.loop.stop()  # after the next turn
@@ -312,17 +310,16 @@ class UserLoop:
     def _watch(self) -> None:
         """Take over the loop when its thread does not come back from a call."""
         while not self.loop.is_closed():
-            self._to_watch.get()
-            self._is_watched = True
-            while self._is_watched:
-                begun = self._begun
-                time.sleep(WATCH_S)
-                self._is_watched = False
-                if begun != self._begun:  # what begins after this check finds that it is unwatched
-                    self._is_watched = True
-            if self._is_taken.acquire(blocking=False):
-                self._watcher = None
-                self._is_watched = False  # it may have been asked to check once more meanwhile
+            self._to_watch.wait()
+            claim = self._claim
+            time.sleep(WATCH_S)
+            if claim is None:
+                self._to_watch.clear()
+                if self._claim is not None:  # begun before it could see that nobody watches
+                    self._to_watch.set()
+            elif claim is self._claim and claim.acquire(blocking=False):
+                self._claim = None
+                self._start_thread(self._watch)
                 self.threads.take_results()
                 self.threads.hand_over_short_calls()
                 self._have_loop()

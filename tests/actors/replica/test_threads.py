@@ -265,25 +265,22 @@ def test_a_call_that_is_not_short_does_not_hold_the_loop(user_loop):
     on_loop(user_loop, test())
 
 
-class LateLock:
-    """A lock to which a thread that has not released it last comes late, as on a busy machine."""
+class LateEvent(threading.Event):
+    """An event whose users go on late, as on a busy machine."""
 
-    def __init__(self) -> None:
-        self._lock, self._last = threading.Lock(), threading.current_thread()
+    def is_set(self) -> bool:
+        found = super().is_set()
+        time.sleep(4 * threads_module.WATCH_S)
+        return found
 
-    def acquire(self, *, blocking: bool = True) -> bool:
-        if not blocking and threading.current_thread() is not self._last:
-            time.sleep(4 * threads_module.WATCH_S)
-        return self._lock.acquire(blocking)
-
-    def release(self) -> None:
-        self._last = threading.current_thread()
-        self._lock.release()
+    def set(self) -> None:
+        super().set()
+        time.sleep(4 * threads_module.WATCH_S)
 
 
-def test_a_loop_whose_watcher_was_called_again_before_it_took_over_is_watched_on():
+def test_a_loop_whose_thread_comes_late_to_a_call_is_watched_all_the_same():
     user_loop = UserLoop()
-    user_loop._is_taken = LateLock()  # type: ignore[assignment]
+    user_loop._to_watch = LateEvent()
     user_loop.start()
     threads = user_loop.threads
     threads.takes_short_calls = True
