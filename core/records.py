@@ -393,10 +393,7 @@ class Changes:
         return bool(self.puts or self.deletes)
 
     def put(self, kind: str, name: str, record: Any) -> None:
-        """Save a record; of several the last one. None deletes it."""
-        if record is None:
-            self.delete(kind, name)
-            return
+        """Save a record; of several the last one."""
         self.deletes.discard((kind, name))
         self.puts[kind, name] = record
 

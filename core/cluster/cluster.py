@@ -196,12 +196,7 @@ class Cluster:
         """
         state = self.state
         for kind, name in set(lost) - state.lost:
-            record = state.changes.records.get(kind, {}).get(name)
-            if kind == BACKEND and name in state.backends:
-                record = state.backends[name].saved
-            elif kind == HOST and name in self.hosts.all:
-                record = self.hosts.all[name].record
-            if record is None:
+            if (record := state.changes.records.get(kind, {}).get(name)) is None:
                 state.lost.add((kind, name))
             else:
                 state.changes.put(kind, name, record)

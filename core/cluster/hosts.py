@@ -25,7 +25,7 @@ from greenroom.core.lifecycle.health import host_gone
 from greenroom.core.lifecycle.placement import Placement
 from greenroom.core.lifecycle.replicas import LIVE, Replica
 from greenroom.core.lifecycle.state import State
-from greenroom.core.records import BACKEND, HostRecord
+from greenroom.core.records import BACKEND, HostRecord, Records
 from greenroom.core.transitions import follow
 from greenroom.core.validation import unknown_name
 
@@ -168,7 +168,7 @@ class Hosts:
     ) -> None:
         self._backends = state.backends
         self._placement = state.placement
-        self._changes = state.changes
+        self._saved = Records(HOST, records, state.changes)
         self._agenda = state.agenda
         self._on_gone = state.gone.host
         self._long_poll = state.long_poll
@@ -205,12 +205,11 @@ class Hosts:
         self._put(self.own, _record_of(report, self.own.record))
 
     def _put(self, host: Host, record: HostRecord) -> None:
-        if host.record != record:
-            was_kept = host.is_kept or host.is_drained
-            host.record = record
-            is_kept = host.is_kept or host.is_drained
-            if is_kept or was_kept:
-                self._changes.put(HOST, host.name, record if is_kept else None)
+        host.record = record
+        if not (host.is_kept or host.is_drained):
+            self._saved.pop(host.name, None)
+        elif self._saved.get(host.name) != record:
+            self._saved[host.name] = record
 
     def suspect(self, name: str, now: float) -> None:
         """Wait no longer for a host than for one that ran: a new controller leads because of it."""
@@ -425,7 +424,7 @@ class Hosts:
         del self.all[name]
         self._long_poll.host_gone(name)
         self._placement.drop_host(name)
-        self._changes.put(HOST, name, None)
+        self._saved.pop(name, None)
         self._on_gone(name)
 
 

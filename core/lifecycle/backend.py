@@ -53,7 +53,6 @@ class Backend:
         self.config = BackendConfig.read(record.newest.config)
         self.placement = placement or anywhere()
         self.failures = Failures()
-        self.saved = record
         self.proven = False  # all replicas have taken the newest settings, at some time
         self.rescaling = ""  # while replicas come or go for that alone: UPSCALING or DOWNSCALING
         self.waiting = ""  # why a wanted replica has no room, and what would make it fit

@@ -134,9 +134,11 @@ class State:
         )
         self.goals = Goals(records.get("goal", {}), self.changes, agenda)
         self.history = History(records.get(HISTORY, {}), self.changes, self.lost)
+        self._backends: Records[BackendRecord] = Records(
+            BACKEND, records.get(BACKEND, {}), self.changes
+        )
         self.backends = {
-            tag: Backend(record, now, placement)
-            for tag, record in records.get("backend", {}).items()
+            tag: Backend(record, now, placement) for tag, record in self._backends.items()
         }
         self.gone = Gone()
         self.code_use = releases.CodeUse(self.lost)
@@ -341,7 +343,7 @@ class State:
                 deployment=wanted.deployment,
             )
             backend = self.backends[tag] = Backend(record, 0.0, self.placement)
-            self.changes.put(BACKEND, tag, record)
+            self._backends[tag] = record
             changed = True
         else:
             changed = backend.deploy(**wanted.release)
@@ -378,10 +380,10 @@ class State:
 
     def save_backend(self, backend: Backend) -> None:
         """Save a backend's record, if it has changed."""
-        if backend.record is not backend.saved:
-            backend.saved = backend.record
-            self.changes.put(BACKEND, backend.record.tag, backend.record)
-            self._count(backend.record)
+        record = backend.record
+        if record is not self._backends[record.tag]:
+            self._backends[record.tag] = record
+            self._count(record)
 
     def record_running(self, tag: str) -> None:
         """Record that a backend, or its application as a whole, runs: routers are to know."""
@@ -393,7 +395,7 @@ class State:
         """Forget a backend that has no replicas any more."""
         removed, self._longest_drain_s = self.backends.pop(tag).record, None
         self.long_poll.publish(BACKEND_PREFIX + tag, None)
-        self.changes.delete(BACKEND, tag)
+        del self._backends[tag]
         self.code_use.hold(("backend", tag), ())
         self._of_application[removed.application].discard(tag)
         if not self._of_application[removed.application]:

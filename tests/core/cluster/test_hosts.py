@@ -355,6 +355,22 @@ def test_a_host_whose_name_has_changed_under_its_own_record_is_not_waited_for() 
     assert not world.records["host"]
 
 
+def test_the_own_record_is_saved_from_when_it_is_to_be_kept_on() -> None:
+    world = Hosts()
+    for keeps in (False, True, False):
+        world.cluster.hosts.own_reported(report(""), "here", world.now, keeps=keeps)
+        world.flush()
+        assert ("" in world.records["host"]) is keeps
+
+
+def test_a_host_whose_record_the_store_loses_is_saved_again(three: Hosts) -> None:
+    three.cluster.hosts.own_reported(report(""), "here", three.now, keeps=False)
+    known = three.records["host"]["x"]
+    assert three.cluster.found_lost([("host", "x"), ("host", "")])
+    assert three.cluster.take_changes().puts == {("host", "x"): known}
+    assert three.cluster.state.lost == {("host", "")}, "which is kept nowhere"
+
+
 def test_a_name_is_taken_while_its_host_is_there(three: Hosts) -> None:
     with pytest.raises(ConflictError, match="'x' is taken by the host that is at x:1900; give"):
         three.cluster.hosts.reported(report("x", id="b", address="z:1900"), "", three.now)
