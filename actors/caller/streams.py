@@ -256,7 +256,8 @@ class Parts:
     @property
     def end(self) -> Answer | None:
         """Return what ended it, when no part is left; None before."""
-        return None if self._parts else self._end
+        end = self._end  # read first: no part comes after it, and before it some may
+        return None if self._parts else end
 
     async def next(self) -> StreamPart | None:
         """Return the next part, None at the end; StreamFailedError when it broke off.

@@ -7,6 +7,7 @@ import contextlib
 import pickle
 import threading
 import time
+from collections import deque
 from typing import Any
 
 import pytest
@@ -232,6 +233,31 @@ def test_a_thread_may_take_values_while_others_arrive():
     joined.stream.ended(ENDED)
     thread.join(20)
     assert got == list(range(2000))
+
+
+class LateParts(deque[StreamPart]):
+    """No parts yet; who finds that goes on late, when all has come."""
+
+    def __init__(self, stream: Stream) -> None:
+        super().__init__()
+        self.stream: Stream | None = stream
+
+    def __bool__(self) -> bool:
+        found = len(self) > 0
+        stream, self.stream = self.stream, None
+        if stream is not None:
+            stream.arrived(StreamPart(1, pickle.dumps("the last"), BINARY))
+            stream.ended(ENDED)
+        return found
+
+
+def test_a_reader_that_comes_late_to_the_end_misses_no_value():
+    joined = Joined()
+    assert joined.value() is None
+    joined.stream._parts = LateParts(joined.stream)
+    assert joined.stream.end is None
+    assert joined.value() == "the last"
+    assert joined.stream.end == ENDED
 
 
 async def test_small_parts_of_a_turn_travel_as_one_before_whatever_follows_them():
