@@ -132,10 +132,10 @@ class Front:
             if not (request.head.is_socket and request.status):
                 request.status = CLIENT_LEFT
             raise
-        except StreamFailedError as error:
-            _logger.warning("request %s was cut off: %s", request.id, error)
-            raise
         except Exception as error:
+            if isinstance(error, StreamFailedError) and request.status:
+                _logger.warning("request %s was cut off: %s", request.id, error)
+                raise
             reply = reply_for(error, request)  # one of ours: a middleware has read a body, slowly
             if request.status:
                 raise

@@ -148,18 +148,18 @@ class Cycle:
             raise StreamFailedError(f"behind the middlewares: {self.request.broken_by}")
         await self._protocol.drained()
         kind = event["type"]
-        has_start = self.is_started or self._start is not None
-        if self.is_complete or (kind == "http.response.start") is has_start:
+        is_start = kind == "http.response.start"  # also another one, until the first has left
+        has_start = self.is_started or (not is_start and self._start is not None)
+        if self.is_complete or is_start is has_start:
             if self.is_disconnected:
                 return
             raise RuntimeError(f"the ASGI event {kind!r} is not expected now")
-        if kind == "http.response.start":
+        if is_start:
             headers = event.get("headers", ())
             for name, value in headers:
                 if not is_valid_header(name, value):
                     raise RuntimeError(f"the response has the invalid header {name!r}")
             self._start = event["status"], headers
-            self.request.status = event["status"]
         elif kind == "http.response.body":
             self._send_body(event.get("body", b""), more=event.get("more_body", False))
         else:
@@ -176,13 +176,8 @@ class Cycle:
 
     def _send_body(self, body: bytes, *, more: bool) -> None:
         request = self.request
-        request.bytes_out += len(body)
-        if self.is_disconnected:
-            return
-        head = b""
-        if self._start is not None:
-            head = self._begin(*self._start)
-            self._start = None
+        start, self._start = self._start, None
+        head = b"" if start is None else self._begin(*start)
         tail = b""
         if request.head.method == "HEAD":
             body = b""
@@ -195,6 +190,11 @@ class Cycle:
         elif self._left is not None:
             self._count(len(body), more=more)
         self.is_started = True
+        if start is not None:
+            request.status = start[0]
+        request.bytes_out += len(body)
+        if self.is_disconnected:
+            return
         if head or body or tail:
             self._protocol.write(head, body, tail)
         if not more:

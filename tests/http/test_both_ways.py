@@ -190,6 +190,31 @@ def test_all_ways_give_the_same_bytes_and_lines_of_the_log(app, request_bytes, i
     assert seen[0] == seen[1] == seen[2]
 
 
+@each_way
+async def test_parts_of_a_wrong_length_are_a_500_until_some_have_left_and_then_a_cut(
+    app, way, caplog
+):
+    app.rebuild(**way)
+    made = []
+    app.link.handler = lambda _: made[-1]
+    length = ((b"content-length", b"4"),)
+    connection = connected(app.front)
+    made.append(stream(b"one", b"two", headers=length))
+    connection.say(GET % b"/")
+    await turn_over()
+    assert statuses(connection.wire.written) == [500]
+    assert "longer than their Content-Length" in caplog.text
+    made.append(stream(b"one", headers=length, is_over=False))
+    connection.say(GET % b"/")
+    await turn_over()
+    made[-1].arrived(StreamPart(0, b"two"))
+    await turn_over()
+    assert connection.wire.closed
+    assert connection.wire.written.endswith(b"\r\n\r\none")
+    await connection.end()
+    assert statuses(connection.wire.written) == [line["status"] for line in app.log()] == [500, 200]
+
+
 def test_a_head_may_be_cut_anywhere(app):
     text = GET % b"/ok"
     for at in range(1, len(text)):

@@ -84,15 +84,16 @@ def breaking(app: Any, how: str) -> Any:
     async def broken(scope: Any, receive: Any, send: Any) -> None:
         async def changed(event: Any) -> None:
             is_start = event["type"] == "http.response.start"
+            is_end = not (is_start or event.get("more_body"))
             if how == "header" and is_start:
                 event = {**event, "headers": [*event["headers"], (b"x-bad", b"1\r\nx-evil: 1")]}
-            if how == "length" and not is_start:
+            if how == "length" and is_end:
                 event = {**event, "body": event["body"] + b"more than was announced"}
             if how == "short" and not is_start:
-                event = {**event, "body": event["body"][:-1]}
-            if how == "end" and not is_start:
+                event = {**event, "body": event["body"][1:]}
+            if how == "end" and is_end:
                 event = {**event, "more_body": True}
-            if how == "raises midway" and not is_start:
+            if how == "raises midway" and is_end:
                 raise RuntimeError("midway")
             await send(event)
 
