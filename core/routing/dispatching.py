@@ -24,7 +24,7 @@ from greenroom.core.errors import (
 )
 from greenroom.core.routing.balancing import RoutedBackend, RoutedReplica
 from greenroom.core.routing.queues import FairQueue
-from greenroom.core.routing.retries import MAX_ATTEMPTS, SPARE, may_retry
+from greenroom.core.routing.retries import MAX_ATTEMPTS, may_retry
 from greenroom.core.routing.sessions import session_of
 from greenroom.core.routing.tables import BackendTable
 from greenroom.core.routing.tickets import (
@@ -222,9 +222,10 @@ class Dispatch:
                     self.revoke([lease])
         self.retry_or_fail(had, unsent, now, tag if is_certain else "")
 
-    def charge_retry(self, ticket: Ticket, reason: str) -> str:
+    def charge_retry(self, ticket: Ticket, reason: str, credit: int = 0) -> str:
         """Charge a query's retry to its budget; return why that cannot be, "" where it is.
 
+        With ``credit``, a query that cannot stays where it is, and this is asked again.
         The text is to be formatted with the ticket by who tells it: what thousands of tickets at a
         silent host are asked with each of its beats is only whether they move.
         """
@@ -237,9 +238,8 @@ class Dispatch:
             return _MAY_HAVE_RUN
         if ticket.attempts >= MAX_ATTEMPTS:
             return _DIED_TOO_OFTEN
-        is_moved = reason == "silent"  # or stays where it is, and this is asked again
-        if not budget.take_out(SPARE if is_moved else 0):
-            if not is_moved:
+        if not budget.take_out(credit):
+            if not credit:
                 self.observers.retry_refused(ticket)
             return _NO_RETRIES_LEFT
         self.observers.retried(Retried(ticket, reason))

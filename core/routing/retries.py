@@ -12,8 +12,9 @@ its percentCanRetry at one: retries never more than double the load. A replica m
 queries under way, of which clients shall notice nothing; a smaller share would not be enough for
 that. Finagle's tokens expire. Ours do not, but there are never more than a backend has slots, and
 SPARE: enough to retry everything that is under way once, and no hoard for a storm. What is moved
-from a host that does not answer may take SPARE on credit: that may happen before many queries were
-run, and is not their doing.
+from a host that does not answer takes SPARE on credit first: that may happen before many queries
+were run, and is not their doing. The debt is paid off last, as what dies without a token fails, and
+what is not moved waits.
 """
 
 from __future__ import annotations
@@ -40,19 +41,25 @@ def may_retry(http_method: str, said: Iterable[bool | None]) -> bool:
 class RetryBudget:
     """Tokens that queries pay in and retries take out."""
 
-    __slots__ = ("tokens",)
+    __slots__ = ("owed", "tokens")
 
     def __init__(self, tokens: int = 0) -> None:
         self.tokens = tokens
+        self.owed = 0
 
     def pay_in(self, most: int, queries: int = 1) -> None:
         """Count queries; there are never more tokens than ``most`` and SPARE."""
         if self.tokens < most + SPARE:
             self.tokens = min(self.tokens + queries, most + SPARE)
+        elif self.owed:
+            self.owed = max(self.owed - queries, 0)
 
     def take_out(self, credit: int = 0) -> bool:
-        """Take a token for a retry; return False where there is none, and no ``credit`` either."""
-        if self.tokens <= -credit:
+        """Count a retry, on ``credit`` while less is owed, else by a token; False without one."""
+        if self.owed < credit:
+            self.owed += 1
+        elif self.tokens:
+            self.tokens -= 1
+        else:
             return False
-        self.tokens -= 1
         return True

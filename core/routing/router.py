@@ -26,7 +26,7 @@ from greenroom.core.routing.dispatching import Dispatch, backends_of, refusal
 from greenroom.core.routing.leases import Leases
 from greenroom.core.routing.mirroring import Mirroring
 from greenroom.core.routing.outliers import Outliers
-from greenroom.core.routing.retries import may_retry
+from greenroom.core.routing.retries import SPARE, may_retry
 from greenroom.core.routing.tables import BackendTable, EndpointTable, ReplicaTable
 from greenroom.core.routing.tickets import (
     ANSWERED,
@@ -460,7 +460,7 @@ class RoutedHosts:
         for ticket in [*replica.ongoing.values(), *replica.unconfirmed.values()]:
             if ticket.is_mirrored or ticket.state is DROPPED:
                 continue
-            if state.charge_retry(ticket, "silent"):
+            if state.charge_retry(ticket, "silent", credit=SPARE):
                 continue
             if replica.ongoing.pop(ticket.number, None) is not None:
                 replica.withdrawn.add(ticket.number)

@@ -134,6 +134,16 @@ def test_a_budget_holds_what_a_backend_has_slots_and_no_hoard() -> None:
     assert budget.tokens == SPARE
 
 
+def test_what_is_owed_is_paid_when_a_budget_is_full() -> None:
+    budget = RetryBudget()
+    assert [budget.take_out(2) for _ in range(3)] == [True, True, False]
+    for _ in range(SPARE + 1):
+        budget.pay_in(0)
+    assert (budget.tokens, budget.owed) == (SPARE, 1)
+    budget.pay_in(0, queries=5)
+    assert (budget.tokens, budget.owed) == (SPARE, 0)
+
+
 def again(
     made: WatchedRouter, number: int, method: str = "GET", took_s: float = 0.5, **more: object
 ) -> Effects:

@@ -591,6 +591,19 @@ def test_what_the_first_queries_have_at_a_host_that_is_lost_moves_too() -> None:
     assert len(only(Cancel, made.hosts.silent("h1", 1.0))) == 2
 
 
+def test_retries_of_deaths_do_not_pay_for_what_moved() -> None:
+    hosts = {"r1": "h1", "r2": "h2", "r3": "h2"}
+    replicas = tuple(replica(tag, host=host) for tag, host in hosts.items())
+    made = router(BackendTable(tag="b", replicas=replicas, max_ongoing_requests=100))
+    submit(made, *range(9))
+    made.state.endpoints["e"].budgets["b"].tokens = 0  # others have used them up
+    assert len(only(Cancel, made.hosts.silent("h1", 1.0))) == 3
+    submit(made, 10, 11, now=1.0)
+    effects = made.replica_gone("r2", (), 1.1)
+    assert len(only(Retried, effects)) == 2, "one for each query since"
+    assert only(RetryRefused, effects)
+
+
 def test_no_text_is_made_for_what_stays_at_a_silent_host() -> None:
     """There may be thousands, and they are asked with each of its beats."""
 
