@@ -105,8 +105,8 @@ class CallerClient(QueryClient):
             self._caller.submit(query, pending.answered)
 
     def cancel(self, pending: PendingQuery) -> None:
-        """See :meth:`QueryClient.cancel`."""
-        self._caller.loop.run(partial(self._caller.cancel, pending.id))
+        """See :meth:`QueryClient.cancel`. Posted: a finalizer may be anywhere in the caller."""
+        self._caller.loop.post(partial(self._caller.cancel, pending.id))
 
 
 _installed: QueryClient | None = None

@@ -135,8 +135,8 @@ class Exchange:
         self._loop.run(partial(_tell, self._loop, self.at, message))
 
     def stop(self) -> None:
-        """Cancel the query."""
-        self._loop.run(self._cancel)
+        """Cancel the query. Posted: a finalizer may be anywhere in the caller."""
+        self._loop.post(self._cancel)
 
     def stop_stream(self) -> None:
         """Have the replica end its answer in parts; it may have outlived the proxy."""

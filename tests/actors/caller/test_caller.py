@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from typing import Any
 
 import pytest
 
 from greenroom.actors.caller.caller import Caller
+from greenroom.actors.caller.client import CallerClient
 from greenroom.actors.caller.proxy_link import FIRST_REPEATS, NO_PROXY_S, RESEND_S
 from greenroom.actors.caller.streams import Stream, StreamFailedError
 from greenroom.actors.messages import queries as m
 from greenroom.core.routing.tickets import BODY
+from greenroom.serve.handle import DeploymentResponseGenerator
 from tests.support.lone_loop import LoneLoop
 from tests.support.queries import query
 
@@ -113,6 +116,28 @@ def test_whoever_fails_on_an_answer_keeps_no_other_from_theirs():
     caller.submit(query(3, http_method="GET"), answers.append)
     deliver(caller, "first", m.ValueAnswer(2, b""), m.ValueAnswer(1, b"one"), m.ValueAnswer(3, b""))
     assert [answer.query_id for answer in answers] == [1, 3]
+
+
+@pytest.mark.parametrize("has_begun", [True, False])
+def test_a_stream_that_is_collected_ends_its_query_when_the_caller_is_not_at_work(has_begun):
+    caller, loop, _ = asked()
+    caller.next_id()  # the first was of the query under way
+
+    async def collect() -> None:
+        pending = CallerClient(caller).pending("a call")
+        caller.submit(query(pending.id), pending.answered)
+        cycle: list[Any] = [DeploymentResponseGenerator("it", pending)]
+        cycle.append(cycle)
+        if has_begun:
+            deliver(caller, "first", m.StreamBegun(pending.id, 200, (), FIRST))
+        del cycle
+        for _ in caller.queries:  # as the caller does, and the collector may run anywhere
+            gc.collect()
+
+    loop.asyncio.run_until_complete(collect())
+    loop.pass_time(0)
+    assert caller.queries.keys() == {1}
+    assert bool(stopped(loop)) == has_begun
 
 
 def submitted(loop: LoneLoop, to: str) -> list[tuple[int, ...]]:
