@@ -99,8 +99,10 @@ class Connection:
         """
         self._check_open()
         request = request_of(operation, new_id(), self._user)
-        waiting = self._post(self._controller.ask(request, timeout_s))
-        self._waiting.add(waiting)
+        with self._lock:  # what a loop is asked that has ended is never answered
+            self._check_open()
+            waiting = self._post(self._controller.ask(request, timeout_s))
+            self._waiting.add(waiting)
         try:
             reply = waiting.result()
         except CancelledError:
@@ -116,15 +118,16 @@ class Connection:
 
     def close(self) -> None:
         """Disconnect; requests under way are abandoned, not undone, and calls of handles fail."""
-        self._closed = True
+        with self._lock:
+            self._closed = True
         for waiting in list(self._waiting):
             waiting.cancel()
         if not self._caller.left:
             left = threading.Event()
             self._port.loop.post(lambda: self._caller.leave(left.set))
             left.wait(LEAVE_TIMEOUT_S)  # else the proxy would keep us until this process ends
-        self._controller.stop()
-        self._proxy.stop()
+        for finder in (self._controller, self._proxy):
+            self._port.loop.post(finder.stop)  # which may be at work with what that lets go of
         self._port.close()
 
     def wait_gone(self, timeout_s: float) -> bool:

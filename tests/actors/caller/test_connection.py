@@ -27,9 +27,17 @@ class Port(port_module.Port):
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(1, this_process(), loop, machine=LoneMachine(LoneTransport(loop)))
+        self.running = threading.Thread(target=loop.run_forever, daemon=True)
         self.is_there = True
         self.probes = 0
         self.asked: list[Request] = []
+
+    def close(self) -> None:
+        """End the loop, as a port that is on a thread of its own."""
+        loop = self.loop.asyncio
+        loop.call_soon_threadsafe(loop.stop)
+        self.running.join(10)
+        loop.close()
 
     async def answers(self, _timeout_s: float = 0.0) -> bool:
         self.probes += 1
@@ -55,12 +63,10 @@ def port(monkeypatch):
         return port.asked[-1]
 
     monkeypatch.setattr(connection_module, "request_of", noted)
-    running = threading.Thread(target=loop.run_forever, daemon=True)
-    running.start()
+    port.running.start()
     yield port
-    loop.call_soon_threadsafe(loop.stop)
-    running.join(10)
-    loop.close()
+    if not loop.is_closed():
+        port.close()
 
 
 def seconds_until_gone(connection: Connection) -> float:
@@ -111,3 +117,26 @@ def test_a_connection_that_was_made_before_a_fork_says_so(port, monkeypatch):
     monkeypatch.setattr(connection_module.os, "getpid", lambda: 0)
     with pytest.raises(NotRunningError, match="made before a fork"):
         connection.request(ListBackends())
+
+
+def test_a_request_that_begins_while_its_connection_is_closed_says_so(port, monkeypatch):
+    connection = Connection(port)
+
+    def late(*of: Any) -> Request:
+        connection.close()  # by another thread, while this one is held up
+        return request_of(*of)
+
+    monkeypatch.setattr(connection_module, "request_of", late)
+    with pytest.raises(NotRunningError, match="was closed"):
+        connection.request(ListBackends())
+
+
+def test_a_connection_is_closed_without_touching_what_its_loop_may_be_at_work_with(
+    port, monkeypatch
+):
+    by: list[threading.Thread] = []
+    monkeypatch.setattr(
+        port_module.Finder, "stop", lambda _self: by.append(threading.current_thread())
+    )
+    Connection(port).close()
+    assert by == [port.running] * 2
