@@ -457,12 +457,15 @@ class Links:
         gate = peer.address.gate
         try:
             stream = await others.reach(sock, peer.address, MESSAGES)
-        except UnreachableError as error:
-            peer.retry = None
-            if error.reason:
-                self.admission.unreachable(gate, error.reason)
-            self._died(peer, is_certain=error.is_certain)
         except OSError as error:
+            peer.retry = None
+            if peer.connection is not None:
+                return  # it has dialed this process meanwhile, and is dialed when that ends
+            if isinstance(error, UnreachableError):
+                if error.reason:
+                    self.admission.unreachable(gate, error.reason)
+                self._died(peer, is_certain=error.is_certain)
+                return
             if is_refusal(error):
                 self.admission.refused(gate, describe(error))
             self._dial_again(peer, "" if is_refusal(error) else describe(error))
@@ -474,7 +477,6 @@ class Links:
 
     def _dial_again(self, peer: Peer, reason: str) -> None:
         """Dial a peer of another host after a while, or abandon it: for a reason, to be logged."""
-        peer.retry = None
         now = self._loop.time()
         if not peer.failures:
             peer.failing_since = now

@@ -331,20 +331,6 @@ async def ask_gate(stream: TlsStream, target: ProcessAddress, purpose: int, dial
         raise UnreachableError("", is_certain=True)
 
 
-@contextlib.asynccontextmanager
-async def no_longer_than(limit_s: float) -> AsyncIterator[None]:
-    """Raise UnreachableError where a step of dialing takes longer."""
-    limit = asyncio.timeout(limit_s)
-    try:
-        async with limit:
-            yield
-    except TimeoutError:
-        if limit.expired():  # else it is the kernel's
-            reason = f"no answer within {limit_s:g} s"
-            raise UnreachableError(reason, is_certain=False) from None
-        raise
-
-
 # --- Both -----------------------------------------------------------------------------------------
 
 
@@ -456,8 +442,15 @@ class OtherHosts:
                 stream = TlsStream(self._loop, sock, self._keys.tls(), accepts=False)
                 await ask_gate(stream, to, purpose, dials)
             stream = TlsStream(self._loop, sock, self._keys.tls(), accepts=False)
-            async with no_longer_than(SECURE_TIMEOUT_S):
-                await stream.secure()
+            limit = asyncio.timeout(SECURE_TIMEOUT_S)
+            try:
+                async with limit:
+                    await stream.secure()
+            except TimeoutError:
+                if not limit.expired():  # the kernel's
+                    raise
+                reason = f"no answer within {SECURE_TIMEOUT_S:g} s"
+                raise UnreachableError(reason, is_certain=False) from None
             established(sock)
         except BaseException:
             discard(self._loop, sock)
@@ -483,15 +476,14 @@ class OtherHosts:
         tries: dict[asyncio.Task[None], socket.socket] = {}
         begin(sock)
         try:
-            async with no_longer_than(DIAL_TIMEOUT_S):
-                over: set[asyncio.Task[None]] = set()
-                while not over:
-                    over, _ = await asyncio.wait(
-                        tries, timeout=DIAL_AGAIN_S, return_when=asyncio.FIRST_COMPLETED
-                    )
-                    if not over:
-                        with contextlib.suppress(OSError):  # out of descriptors: the others go on
-                            begin(self.new_socket())
+            over: set[asyncio.Task[None]] = set()
+            while not over:
+                over, _ = await asyncio.wait(
+                    tries, timeout=DIAL_AGAIN_S, return_when=asyncio.FIRST_COMPLETED
+                )
+                if not over:
+                    with contextlib.suppress(OSError):  # out of descriptors: the others go on
+                        begin(self.new_socket())
             first = over.pop()
             first.result()
             return tries.pop(first)

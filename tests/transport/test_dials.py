@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from contextvars import ContextVar
 
 import pytest
 
@@ -44,6 +45,36 @@ def test_a_gate_that_is_slow_is_reached_by_all_and_shakes_hands_once_with_each(
 
     world.loop.run_until_complete(dial())
     assert len(set(shaken)) == 4 * MANY  # with the gate and with the process, at both ends
+
+
+def test_one_whose_packets_are_lost_does_not_count_its_host_as_gone_if_others_get_there(
+    world, hosts, monkeypatch
+):
+    here, _, there, _ = hosts
+    others, loop = here.links.other_hosts, world.loop
+    is_lost, connect = ContextVar("is_lost", default=False), loop.sock_connect
+
+    def dial():
+        return others.reach(others.new_socket(), there.address, MESSAGES)
+
+    async def lose():
+        is_lost.set(True)
+        await dial()
+
+    async def connect_unless_lost(sock, address):
+        if is_lost.get():
+            await loop.create_future()
+        await connect(sock, address)
+
+    async def main():
+        lost = asyncio.ensure_future(lose())
+        await asyncio.sleep(0)
+        (await dial()).close()
+        with pytest.raises(TimeoutError):
+            await lost
+
+    monkeypatch.setattr(loop, "sock_connect", connect_unless_lost)
+    loop.run_until_complete(main())
 
 
 @pytest.fixture

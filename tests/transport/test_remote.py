@@ -7,10 +7,13 @@ import struct
 import time
 from contextlib import closing
 
+import pytest
+
 from greenroom.actors.transport import admission, links
 from greenroom.actors.transport.addresses import ProcessAddress, drawn_address
 from greenroom.actors.transport.cluster_key import KeyFiles
 from greenroom.actors.transport.frames import HEADER, LOOSE
+from greenroom.actors.transport.other_hosts import UnreachableError
 from greenroom.actors.transport.sockets import tcp_listener
 from tests.support.timing import check_within
 from tests.transport.worlds import HERE, THERE
@@ -303,6 +306,28 @@ def test_a_host_that_does_not_answer_is_out_of_reach_and_perhaps_alive(world, ho
         world.until(lambda: one.gone == [target])
     assert one.certain == [False]
     assert "no answer within" in one.links.admission.trouble_with(target).reason
+
+
+@pytest.mark.parametrize("kind", [UnreachableError, TimeoutError])
+def test_a_dial_that_fails_ends_no_peer_that_has_dialed_meanwhile(world, hosts, monkeypatch, kind):
+    here, _, there, _ = hosts
+    others, failing = here.links.other_hosts, world.loop.create_future()
+
+    async def reach(sock, _to, _purpose):
+        with sock:
+            await failing
+
+    monkeypatch.setattr(others, "reach", reach)
+    monkeypatch.setattr(links, "UNREACHABLE_AFTER_S", 0.0)  # so that the first failure tells
+    here.send(there)
+    world.meet(there, here)
+    world.until(lambda: here.done, "the message left over the connection that came")
+    options = {"is_certain": False} if kind is UnreachableError else {}
+    failing.set_exception(kind("no answer", **options))
+    world.passes()
+    assert world.meet(there, here) == (there, here)
+    assert here.gone == there.gone == []
+    assert len(here.links.connections(there.address)) == 1
 
 
 def test_a_process_outside_has_a_gate_of_its_own_for_those_who_answer_it(world, hosts):
