@@ -103,6 +103,7 @@ _LOCK_FD, _SOCKET_FD = "GREENROOM_HOST_LOCK_FD", "GREENROOM_HOST_SOCKET_FD"
 _STARTS_OVER = "GREENROOM_HOST_STARTS_OVER"
 _ENTRY = "greenroom.actors.host.process:main"
 _KEPT = (HOST_ROLE, FRONT_ROLE, WORKER_ROLE, GRPC_ROLE)
+STOPS = (signal.SIGTERM, signal.SIGINT)
 
 
 def main() -> int:
@@ -125,8 +126,9 @@ def main() -> int:
         os.environ[binding.variable("num_gpus")] = str(count_gpus())
         settings = read_settings()
     stop_wanted = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in STOPS:
         signal.signal(number, lambda *_: stop_wanted.set())
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)  # see start_over
     starts_over = bool(os.environ.pop(_STARTS_OVER, ""))
     had_key = settings.join is None or settings.cluster_key.exists()
     records, front, process = records_of(settings), None, this_process()
@@ -145,7 +147,7 @@ def main() -> int:
         # A system that was up must not stay down for it.
         if starts_over and not stop_wanted.is_set():
             time.sleep(START_AGAIN_S)
-            start_over(records, front, lock_fd)
+            start_over(records, front, lock_fd, stop_wanted)
         records.kill(spare=(HOST_ROLE,), under=process.pid)
         if not had_key:  # of a first join that failed: the one given next time may be another
             settings.cluster_key.unlink(missing_ok=True)
@@ -303,8 +305,13 @@ def _child_of(parent: Process, role: str) -> Process | None:
     return next((child for child in found if child is not None), None)
 
 
-def start_over(records: RunRecords, front: Front | None, lock_fd: int) -> NoReturn:
-    """Kill the actors, and become a new host process that starts them again."""
+def start_over(
+    records: RunRecords, front: Front | None, lock_fd: int, stop_wanted: asyncio.Event
+) -> NoReturn:
+    """Kill the actors, and become a new host process that starts them again.
+
+    A stop that is asked for meanwhile is for that one, which hears of it once it can.
+    """
     show_title(f"{HOST_ROLE} (starting)")
     os.environ[_STARTS_OVER] = "1"
     handed_on = {_LOCK_FD: lock_fd}
@@ -314,6 +321,9 @@ def start_over(records: RunRecords, front: Front | None, lock_fd: int) -> NoRetu
         os.set_inheritable(fd, True)
         os.environ[variable] = str(fd)
     records.kill(spare=_KEPT)
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
+    if stop_wanted.is_set():
+        signal.raise_signal(signal.SIGTERM)
     os.execv(sys.executable, [sys.executable, "-c", forking.PROGRAM, _ENTRY])
 
 
@@ -405,10 +415,8 @@ class Host:
 
     async def run(self) -> None:
         """Look after the system until it is to stop, and stop it."""
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._stop_wanted.set)
-        loop.add_signal_handler(signal.SIGCHLD, reap_children)
+        # With this one, the loop wakes for those of STOPS, too.
+        asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, reap_children)
         reap_children()
         await self._stop_wanted.wait()
         await self._stop()
@@ -439,7 +447,7 @@ class Host:
                 logger.error("what runs is left alone until there can be a controller: %s", found)
             trouble = found
             await asyncio.sleep(DISK_RETRY_S)
-        start_over(self._records, self._front, self._lock_fd)
+        start_over(self._records, self._front, self._lock_fd, self._stop_wanted)
 
     async def _end_of(self, process: Process) -> None:
         ended = asyncio.Event()

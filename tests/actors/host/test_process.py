@@ -55,6 +55,26 @@ def test_what_is_done_again_and_again_goes_on_after_an_error(caplog):
     assert caplog.messages == ["it cannot be done"]
 
 
+def test_a_stop_that_is_asked_for_while_a_host_starts_over_waits_for_its_next_program(
+    tmp_path, monkeypatch
+):
+    stop_wanted, pending = asyncio.Event(), []
+    records: Any = SimpleNamespace(kill=lambda **_: os.kill(os.getpid(), signal.SIGTERM))
+    monkeypatch.setattr(process, "show_title", lambda _title: None)
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    monkeypatch.setattr(os, "execv", lambda *_: pending.extend(signal.sigpending()))
+    before = signal.signal(signal.SIGTERM, lambda *_: stop_wanted.set())
+    lock_fd = os.open(tmp_path, os.O_RDONLY)
+    try:
+        process.start_over(records, None, lock_fd, stop_wanted)  # returns, for once
+        signal.sigtimedwait(process.STOPS, 0)
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, process.STOPS)
+        signal.signal(signal.SIGTERM, before)
+        os.close(lock_fd)
+    assert pending == [signal.SIGTERM]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_a_start_whose_starter_ends_comes_up_whole(tmp_path, number):
