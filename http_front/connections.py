@@ -263,11 +263,7 @@ class Connections:
         are_open = [each for each in self.all if each.opening is None]
         waiting = [(since, each) for each in are_open if (since := each.waiting_since) is not None]
         longest = nsmallest(EVICTED, waiting, key=lambda pair: pair[0])
-        unread = select.poll()
-        for _, each in longest:
-            unread.register(each.fileno(), select.POLLIN)
-        ready = {fd for fd, _ in unread.poll(0)}
-        idle = [each for since, each in longest if not since or each.fileno() not in ready]
+        idle = [each for since, each in longest if not since or not has_unread(each.fileno())]
         for each in idle:
             each.evict()
         return bool(idle)
@@ -373,9 +369,18 @@ class Listener:
 
 def has_left(fd: int) -> bool:
     """Return whether the other end has closed, also where its end lies behind unread bytes."""
-    unread = select.poll()
-    unread.register(fd, select.POLLRDHUP)  # POLLHUP and POLLERR are always reported
-    return bool(unread.poll(0))
+    return _has_news(fd, select.POLLRDHUP)
+
+
+def has_unread(fd: int) -> bool:
+    """Return whether there is something to be read, be it the other end's close."""
+    return _has_news(fd, select.POLLIN)
+
+
+def _has_news(fd: int, what: int) -> bool:
+    news = select.poll()
+    news.register(fd, what)  # POLLHUP and POLLERR are always reported
+    return bool(news.poll(0))
 
 
 class Pace:

@@ -26,7 +26,7 @@ from greenroom.core.errors import BodyIncompleteError
 from greenroom.http_front.asgi import App, Event, Headers
 from greenroom.http_front.bodies import LARGE, IncomingBody, RefusedRequestError
 from greenroom.http_front.clients import peer_of
-from greenroom.http_front.connections import ClientConnection, Connections, has_left
+from greenroom.http_front.connections import ClientConnection, Connections, has_left, has_unread
 from greenroom.http_front.heads import MAX_HEAD_BYTES, Head, HeadReader
 from greenroom.http_front.request import CLOSE, Reply, Request
 from greenroom.http_front.responses import TEXT, is_valid_header, response_head
@@ -385,7 +385,9 @@ class FrontProtocol(ClientConnection):
                 self._refuse(RefusedRequestError(408, "the headers did not arrive in time"))
         else:
             least_s = options.keep_alive_timeout_s if self._was_served else options.header_timeout_s
-            if now - self._idle_since > (least_s if within_s is None else within_s):
+            is_late = now - self._idle_since > (least_s if within_s is None else within_s)
+            # Where this process was held up, the request may be here: a close would reset it.
+            if is_late and not has_unread(self.fileno()):
                 self.close()
 
     @property

@@ -30,7 +30,7 @@ from greenroom.http_front.app import Front
 from tests.http.fake_link import FakeLink
 from tests.http.wire import WAY, Conversation, connected
 from tests.support.asking import Got, ask
-from tests.support.systems import listens, wait_until
+from tests.support.systems import free_port, listens, wait_until
 
 DEADLINE_S = 30.0
 FILES, MANY = 256, 300  # that a worker may have open where they are few, and more than that
@@ -116,12 +116,12 @@ def app(tmp_path: Path) -> Iterator[AppClient]:
 class FrontProcess:
     """A gunicorn master with its workers; the listening socket is the test's, passed by number.
 
-    Without ``pass_socket`` the front opens its own, on a port that the system has just had free.
+    Without ``pass_socket`` the front opens its own.
     """
 
     def __init__(self, state_dir: Path, *, pass_socket: bool = True, **variables: str) -> None:
         self.state_dir = state_dir
-        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.listener = socket.create_server(("127.0.0.1", 0 if pass_socket else free_port()))
         self.port: int = self.listener.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         self.stderr_path = state_dir / "stderr"

@@ -244,6 +244,9 @@ REFUSED_ALONE = {  # where they end is clear, so the connection goes on
     "a URL of another scheme": get(b"ftp://x/first"),
 }
 
+# A refused one whose client waits with its body: what follows is read only if the body is here.
+EXPECTED_IN_VAIN = b"GET // HTTP/1.1\r\nExpect: 100-continue\r\nContent-Length: 1\r\n\r\na"
+
 READ_IN_ONE_WAY = {
     "a length with zeros in front": (post(b"Content-Length: 003", body=b"abc"), b"abc"),
     "a coding in capitals": (post(b"Transfer-Encoding: CHUNKED", body=ABC + END), b"abc"),

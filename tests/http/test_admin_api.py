@@ -24,6 +24,7 @@ from greenroom.core.errors import (
 from greenroom.http_front.admin import applications
 from greenroom.http_front.admin.api import SMALL_BYTES
 from tests.http.admin import Api
+from tests.http.wire import turn_over
 from tests.support.systems import alive, wait_until
 
 pytestmark = pytest.mark.anyio
@@ -309,17 +310,19 @@ def test_an_operation_that_reads_takes_a_small_body(api: Api) -> None:
 
 
 async def test_requests_without_a_controller_wait_at_the_same_time(api: Api) -> None:
-    asked = []
+    asked, until_given_up = [], asyncio.Event()
 
     async def slowly(operation: ops.Operation, _timeout_s: float) -> Any:
         asked.append(operation)
-        await asyncio.sleep(0.05)
+        await until_given_up.wait()
         raise NotRunningError("no controller answers")
 
     api.link.request = slowly  # type: ignore[method-assign]
     path = "/-/api/v1/list_backends"
-    calls = [api.front.call("GET", path, headers=ADMIN) for _ in range(10)]
-    assert {answer.status for answer in (await asyncio.gather(*calls))} == {503}
+    calls = asyncio.gather(*(api.front.call("GET", path, headers=ADMIN) for _ in range(10)))
+    await turn_over()
+    until_given_up.set()
+    assert {answer.status for answer in await calls} == {503}
     assert len(asked) == 1
 
 

@@ -7,6 +7,7 @@ import time
 import psutil
 import pytest
 
+from greenroom.http_front.connections import LOG_EVERY_S
 from tests.http.conftest import FILES, MANY
 from tests.http.doubtful import OPENING
 from tests.http.wire import head
@@ -52,6 +53,7 @@ WAITING = {
 @pytest.mark.slow
 def test_however_many_connections_wait_health_is_reachable(few_files):
     (worker,) = few_files.workers()
+    began = time.monotonic()
     for name, sent in WAITING.items():
         with contextlib.ExitStack() as stack:
             for _ in range(MANY):
@@ -62,7 +64,8 @@ def test_however_many_connections_wait_health_is_reachable(few_files):
                 assert few_files.ask("/-/healthz").status == 200, name
             assert psutil.Process(worker).num_fds() < FILES
     lines = few_files.stderr_path.read_text().splitlines()
-    assert len([line for line in lines if "its most" in line]) == 1, "a line a minute"
+    minutes = 1 + (time.monotonic() - began) // LOG_EVERY_S
+    assert 1 <= len([line for line in lines if "its most" in line]) <= minutes
 
 
 def test_when_all_are_busy_another_is_refused_and_served_when_there_is_room(
@@ -93,14 +96,14 @@ def rss(front):
 
 
 def test_a_client_that_does_not_read_its_answer_is_cut(start_front, until):
-    front = start_front(GREENROOM_HTTP_SEND_TIMEOUT_S="0.5", GREENROOM_HTTP_HEADER_TIMEOUT_S="1")
+    front = start_front(GREENROOM_HTTP_SEND_TIMEOUT_S="2")
     (worker,) = front.workers()
     with front.connect() as deaf, front.connect() as slow:
         deaf.sendall(GET % b"large/50000000")
         slow.sendall(GET % b"large/3000000")
         received = b""
         while len(received) < 3_000_000:  # for longer than the limit
-            received += slow.recv(200_000)
+            received += slow.recv(60_000)
             time.sleep(0.05)
         until("only the slow one is left", lambda: len(connections(worker)) == 1)
         assert len(read_all(deaf)) < 50_000_000
@@ -112,8 +115,11 @@ def test_pipelined_answers_that_are_not_read_hold_up_the_requests(start_front, u
         deaf.settimeout(0.5)
         with pytest.raises(TimeoutError):
             deaf.sendall((GET % b"large/100000") * 400_000)  # 16 MB, for 40 GB of answers
-        before = front.ask("/seen").json["asked"]
-        assert front.ask("/seen").json["asked"] == before + 1
+        seen = [front.ask("/seen").json["asked"]]
+        until(
+            "they are held up",
+            lambda: seen.append(front.ask("/seen").json["asked"]) or seen[-1] == seen[-2] + 1,
+        )
         assert rss(front) < 200 * MIB
 
 

@@ -13,6 +13,7 @@ from greenroom.actors.runtime.settings import read_settings
 from greenroom.core.config import HTTPOptions
 from greenroom.core.errors import InvalidRequestError, StartError
 from greenroom.core.validation import validated
+from tests.support.systems import free_port
 
 PAGES = ("/-/healthz", "/-/readyz", "/-/routes", "/-/metrics")
 HEALTH = PAGES[:2]
@@ -22,10 +23,9 @@ UPGRADE = (
 )
 
 
-@pytest.fixture
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
+@pytest.fixture(name="free_port")
+def make_free_port() -> int:
+    return free_port()
 
 
 def status(address: tuple[str, int], target: str, headers: str = "", method: str = "GET") -> int:

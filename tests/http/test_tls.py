@@ -43,7 +43,7 @@ def https(tmp_path, until):
         tmp_path,
         GREENROOM_HTTP_SSL_CERTFILE=str(made.certificate),
         GREENROOM_HTTP_SSL_KEYFILE=str(made.key),
-        GREENROOM_HTTP_HEADER_TIMEOUT_S="1",
+        GREENROOM_HTTP_HEADER_TIMEOUT_S="3",
     )
     served = Https(front, made.ca)
     until("it answers", lambda: served.health() == [200])
