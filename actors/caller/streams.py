@@ -152,14 +152,19 @@ class Sender:
         Where it is cancelled, what has begun to leave leaves whole, before whatever is sent next.
         """
         is_small = ends == MORE and len(data) < MAX_JOINED
-        if is_small and self._rest is None and not self._sending.locked():
+        is_next = self._rest is None and not self._sending.locked()
+        if is_small and is_next:
             self._gather(data)
-            if not self._window.is_open:
-                async with self._sending:
-                    await self._window.room()
-        else:
+        if not (is_small and is_next and self._window.is_open):
             async with self._sending:
-                await self._send_in_turn(data, ends, is_small=is_small)
+                await self._send_rest()
+                if not is_small:
+                    self.flush()
+                    self._rest = pieces(self._query_id, data, ends)
+                    await self._send_rest()
+                elif not is_next:
+                    self._gather(data)
+                await self._window.room()
         if monotonic() - self._yielded_at > YIELD_AFTER_S:
             await asyncio.sleep(0)
             self._yielded_at = monotonic()
@@ -170,17 +175,6 @@ class Sender:
         if not self._window.is_closed:
             for part in self._rest or ():
                 self._put(part)
-
-    async def _send_in_turn(self, data: bytes, ends: int, *, is_small: bool) -> None:
-        if self._rest is not None:
-            await self._send_rest()
-        if is_small:
-            self._gather(data)
-            await self._window.room()
-        else:
-            self.flush()
-            self._rest = pieces(self._query_id, data, ends)
-            await self._send_rest()
 
     async def _send_rest(self) -> None:
         for part in self._rest or ():
