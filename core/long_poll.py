@@ -16,10 +16,10 @@ know yet which replicas run, and its tables would make proxies forget replicas t
 A change is acknowledged when every proxy routes by it, also those that a new controller has not
 heard of and that route by the tables of the last one. So a proxy is recorded, as hard state, before
 it is sent anything, and a new controller waits for the proxies on record. It stops waiting for one
-that reports, has ended, or has not reported within :data:`EXPECTED_S` of the controller's start: by
-then, every live proxy that can be reached has found the controller. One that has called goes with
-its host at the latest. Where that is lost or not on record, because the call was late or the host
-has left, it is waited for as long after its last call, which a live proxy repeats.
+that reports, has ended, or has not reported within :data:`PROXY_EXPECTED_S` of the controller's
+start: by then, every live proxy that can be reached has found the controller. One that has called
+goes with its host at the latest. Where that is lost or not on record, because the call was late or
+the host has left, it is waited for as long after its last call, which a live proxy repeats.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from greenroom.core.agenda import NEVER, Agenda
 from greenroom.core.records import Changes, ListenerRecord, Records
 
 LISTENER = "listener"
-EXPECTED_S = 30.0  # some times what a host takes to start its proxy anew
+PROXY_EXPECTED_S = 30.0  # some times what a host takes to start its proxy anew
 IDS_PER_EPOCH = 2**32
 NOTHING_SEEN = 0  # less than the first id of the first epoch, which is 1
 KEPT_DELETED = 1_000  # deletions that are remembered at least, for proxies that have yet to hear
@@ -201,7 +201,7 @@ class LongPoll:
         if self.is_heard(name) and is_there(proxy.host):
             proxy.until = NEVER
         elif proxy.until == NEVER:
-            proxy.until = now + EXPECTED_S
+            proxy.until = now + PROXY_EXPECTED_S
         elif now >= proxy.until:
             self.gone(name)
             return

@@ -17,7 +17,7 @@ from typing import Any
 from greenroom.core.agenda import HELD, NEVER, ROOM
 from greenroom.core.autoscaling.decision import LOADS, Loads
 from greenroom.core.cluster.autoscaler import SCALING, Autoscaler
-from greenroom.core.cluster.hosts import EXPECTED_S, HOST, Hosts, HostState, prepare
+from greenroom.core.cluster.hosts import HOST, HOST_EXPECTED_S, Hosts, HostState, prepare
 from greenroom.core.comparing.comparing import AllDifferences, Place, Plain
 from greenroom.core.effects import Effect
 from greenroom.core.lifecycle import definitions, health, steps
@@ -83,7 +83,7 @@ class Cluster:
         self.canaries = Canaries(state, self.rollouts, self.differences, records.get(CANARY, {}))
         self._recovering = {tag for tag, b in state.backends.items() if not b.recovered}
         if state.long_poll.closed:
-            self.state.agenda.at(RECOVERY, "", now + (EXPECTED_S if hosts else RECOVERY_S))
+            self.state.agenda.at(RECOVERY, "", now + (HOST_EXPECTED_S if hosts else RECOVERY_S))
         self._held_upto: int | None = None  # at the last step
         self._reconcile: dict[str, Callable[[str], Iterable[Effect] | None]] = {
             LISTENER: lambda name: state.long_poll.reconcile(name, self._is_there, self.now),

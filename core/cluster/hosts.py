@@ -83,7 +83,7 @@ class Beats:
 
 HOST = "host"
 STABLE_S = 5.0  # a host that ran this long, and is started again, counts again at once
-EXPECTED_S = 8.0  # within which a host has found a new controller, if it can be reached
+HOST_EXPECTED_S = 8.0  # within which a host has found a new controller, if it can be reached
 
 
 class HostState(StrEnum):
@@ -177,7 +177,7 @@ class Hosts:
         self.has_seen = False  # any other host, since the controller began
         for name, record in records.items():
             if name != own:
-                self.all[name] = Host(name, record, Beats(now, EXPECTED_S))
+                self.all[name] = Host(name, record, Beats(now, HOST_EXPECTED_S))
                 self._agenda.touch(HOST, "")
         if self._placement.is_gateway(own):
             self._empty(own, now)

@@ -10,7 +10,7 @@ from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from greenroom.core.agenda import Agenda
-from greenroom.core.long_poll import EXPECTED_S, IDS_PER_EPOCH, NOTHING_SEEN, LongPoll, Update
+from greenroom.core.long_poll import IDS_PER_EPOCH, NOTHING_SEEN, PROXY_EXPECTED_S, LongPoll, Update
 from greenroom.core.records import Changes
 from tests.support.memory import growth
 
@@ -110,11 +110,11 @@ def test_a_proxy_whose_host_is_away_again_is_waited_for_as_long_again() -> None:
     poll = new_poll()
     call(poll, "p", NOTHING_SEEN)
     poll.reconcile("p", lambda _: False, 0.0)
-    poll.reconcile("p", lambda _: True, EXPECTED_S - 1)
-    poll.reconcile("p", lambda _: False, EXPECTED_S + 1)
-    poll.reconcile("p", lambda _: False, 2 * EXPECTED_S)
+    poll.reconcile("p", lambda _: True, PROXY_EXPECTED_S - 1)
+    poll.reconcile("p", lambda _: False, PROXY_EXPECTED_S + 1)
+    poll.reconcile("p", lambda _: False, 2 * PROXY_EXPECTED_S)
     assert poll.is_heard("p")
-    poll.reconcile("p", lambda _: False, 2 * EXPECTED_S + 1)
+    poll.reconcile("p", lambda _: False, 2 * PROXY_EXPECTED_S + 1)
     assert not poll.is_heard("p")
 
 

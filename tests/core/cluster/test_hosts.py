@@ -11,14 +11,14 @@ from greenroom.core.autoscaling.decision import EXPIRE_S
 from greenroom.core.cluster.admin import CARRIED_OUT, Now
 from greenroom.core.cluster.cluster import Cluster
 from greenroom.core.cluster.host_report import HostReport
-from greenroom.core.cluster.hosts import EXPECTED_S, STABLE_S, STEADY_S, HostState, away
+from greenroom.core.cluster.hosts import HOST_EXPECTED_S, STABLE_S, STEADY_S, HostState, away
 from greenroom.core.effects import Start
 from greenroom.core.errors import ConflictError, UnknownNameError
 from greenroom.core.lifecycle.failures import AVOID_S, OF_STARTS, WITH_HOST_S
 from greenroom.core.lifecycle.health import MAX_MISSED_CHECKS
 from greenroom.core.lifecycle.placement import Placement
 from greenroom.core.lifecycle.replicas import LIVE, ReplicaState, RestartReason
-from greenroom.core.long_poll import EXPECTED_S as PROXY_EXPECTED_S
+from greenroom.core.long_poll import PROXY_EXPECTED_S
 from greenroom.core.operations import RebalanceHosts
 from greenroom.core.records import HostRecord
 from tests.core import requests as ask
@@ -226,7 +226,7 @@ def test_a_new_controller_replaces_what_is_on_a_host_that_it_does_not_hear_of(
     three.alive.remove("x")
     three.boot()
     three.join("y")
-    three.wait(EXPECTED_S - 1)
+    three.wait(HOST_EXPECTED_S - 1)
     assert three.cluster.hosts.state("x") is HostState.EXPECTED
     assert three.routed()["x"] == 2  # proxies keep what they have meanwhile
     three.wait(2)

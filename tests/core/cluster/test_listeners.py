@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from greenroom.core.long_poll import EXPECTED_S
+from greenroom.core.long_poll import PROXY_EXPECTED_S
 from greenroom.core.routing.tables import ENDPOINT_PREFIX
 from tests.core import requests as ask
 from tests.core.worlds import Proxy, World
@@ -57,11 +57,11 @@ def test_a_proxy_of_which_nothing_is_heard_counts_as_gone_after_a_while() -> Non
     world = with_two_proxies()
     restart_but_for(world, 1)
     began = world.now
-    world.wait(EXPECTED_S - 1)
+    world.wait(PROXY_EXPECTED_S - 1)
     assert not held(world)
     world.wait(2)
     assert held(world)
-    assert world.now < began + 2 * EXPECTED_S
+    assert world.now < began + 2 * PROXY_EXPECTED_S
     world.listen(world.proxies[1])  # it was only late
     world.flush()
     assert world.records["listener"].keys() == {"proxy 0", "proxy 1"}
@@ -84,7 +84,7 @@ def test_a_proxy_whose_host_never_reports_is_not_waited_for_for_ever() -> None:
     world = with_two_proxies()
     long_poll = world.cluster.state.long_poll
     long_poll.listen("far", (1, 1, "far"), 0, "far", "a host that left")
-    world.wait(EXPECTED_S - 1)
+    world.wait(PROXY_EXPECTED_S - 1)
     assert not held(world)
     world.wait(2)
     assert held(world)
@@ -104,7 +104,7 @@ def test_a_live_proxy_of_a_host_that_left_counts_for_as_long_as_it_calls() -> No
         world.wait(2)
         assert held(world)
     assert not found
-    world.wait(EXPECTED_S - 3)
+    world.wait(PROXY_EXPECTED_S - 3)
     assert not found
     world.wait(2)
     assert found == ["draining"]
