@@ -15,6 +15,7 @@ import gc
 import logging
 import math
 import os
+import signal
 import sys
 from collections.abc import Callable
 from importlib import import_module
@@ -22,6 +23,7 @@ from typing import Any
 
 from gunicorn.app.base import BaseApplication
 from gunicorn.arbiter import Arbiter
+from gunicorn.workers.base import Worker
 
 from greenroom.actors.runtime import draining
 from greenroom.actors.runtime.actor import keep_freed_memory
@@ -71,6 +73,14 @@ class FrontArbiter(Arbiter):  # type: ignore[misc]  # gunicorn ships no types
         """Have as many workers as there should be."""
         self._pulse.beat()
         super().manage_workers()
+
+    def spawn_worker(self) -> Any:
+        """Start a worker. Until its loop runs, signals to it wait: it has this one's handlers."""
+        signal.pthread_sigmask(signal.SIG_BLOCK, Worker.SIGNALS)
+        try:
+            return super().spawn_worker()
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, Worker.SIGNALS)
 
     def stop(self, graceful: bool = True) -> None:
         """Wait for the workers to drain."""

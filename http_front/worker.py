@@ -111,6 +111,7 @@ class FrontWorker(Worker):  # type: ignore[misc]  # gunicorn ships no types
             self._clean_up()
 
     async def _serve(self) -> None:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, self.SIGNALS)  # see FrontArbiter
         front = self._front
         most = most_connections(raise_limit())
         connections = self._connections = Connections(front, front.options, most)

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import time
 from urllib.parse import unquote
 
 from fake_link import FakeLink  # beside this script
@@ -10,6 +11,7 @@ from fake_link import FakeLink  # beside this script
 from greenroom.actors.messages.queries import HttpAnswer
 from greenroom.actors.runtime.settings import read_settings
 from greenroom.http_front import server
+from greenroom.http_front.worker import FrontWorker
 
 JSON = ((b"content-type", b"application/json"),)
 
@@ -38,7 +40,17 @@ def description(asked):
 
 
 link = FakeLink(answer)
+begin = FrontWorker.init_process
+
+
+def begin_late(worker):
+    """Begin at once in the first worker, and in others when there is a file of this name."""
+    while worker.age > 1 and not os.path.exists(os.environ["OTHERS_BEGIN"]):
+        time.sleep(0.01)
+    begin(worker)
 
 
 if __name__ == "__main__":
+    if "OTHERS_BEGIN" in os.environ:
+        FrontWorker.init_process = begin_late
     server.run(read_settings(), lambda _: link)

@@ -12,6 +12,8 @@ from collections import Counter
 import psutil
 import pytest
 
+from greenroom.actors.runtime.draining import record_drain_s
+from greenroom.actors.runtime.settings import read_settings
 from greenroom.core.errors import InvalidRequestError
 from greenroom.http_front.server import inherited_fd
 from greenroom.http_front.worker import FRESH_S
@@ -133,6 +135,20 @@ def test_all_workers_serve(start_front, until):
     front = start_front(GREENROOM_HTTP_WORKERS="2")
     seen = set()
     until("both workers serve", lambda: seen.add(front.ask("/").json["pid"]) or len(seen) == 2)
+
+
+def test_a_worker_that_is_told_to_end_while_it_begins_ends(start_front, until, tmp_path):
+    settings = read_settings({}, state_dir=tmp_path)
+    settings.drain_file.parent.mkdir(exist_ok=True)
+    record_drain_s(settings, 1000)
+    others_begin = tmp_path / "others begin"
+    front = start_front(GREENROOM_HTTP_WORKERS="2", OTHERS_BEGIN=str(others_begin))
+    until("two workers are there", lambda: len(front.workers()) == 2)
+    front.signal(signal.SIGTERM)
+    until("the first one has ended", lambda: len(front.workers()) == 1)
+    others_begin.touch()
+    front.process.wait(DEADLINE_S)
+    assert front.process.returncode == 0
 
 
 def test_without_a_socket_given_it_listens_where_the_settings_say(start_front):
