@@ -11,7 +11,6 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,6 +24,7 @@ from greenroom.core.formats import FORMAT, OLDEST
 from greenroom.persistence.filesystem import FileLocation
 from greenroom.serve.exceptions import UnknownNameError
 from tests.actors.conftest import deploy
+from tests.support import footprint
 from tests.support.systems import RunningSystem, alive, patched_environ, running_system, wait_until
 
 MINE = """
@@ -124,23 +124,13 @@ def test_nothing_is_left_after_stop(tmp_path):
     with running_system(state, TMPDIR=str(temporary)) as running:
         deploy(running, Counting.bind(1))
         assert running.get()[0] == 200
-        marked = processes_with_files_in(state)
+        marked = set(footprint.pids_of(running))
         assert {pid for _, pid in running.pids()} <= marked
     left = [pid for pid in marked if alive(pid)]
     assert not left
     assert list(temporary.iterdir()) == []
     assert [path.name for path in (state / "run").iterdir()] in ([], ["host.lock"])
     assert not list(state.rglob("*.tmp"))
-
-
-def processes_with_files_in(folder: Path) -> set[int]:
-    """Return the pids of processes with an open file there; the output of all ours goes there."""
-    found = set()
-    for path in Path("/proc").glob("[0-9]*/fd/*"):
-        with contextlib.suppress(OSError):
-            if folder in Path(os.readlink(path)).parents:
-                found.add(int(path.parts[2]))
-    return found
 
 
 def test_shutdown_forgets_the_state(tmp_path):

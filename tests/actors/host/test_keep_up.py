@@ -7,6 +7,7 @@ import contextlib
 import os
 import re
 import socket
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from greenroom.actors.messages.queries import Process
 from greenroom.actors.runtime.records import records_of
 from greenroom.actors.runtime.settings import read_settings
 from greenroom.core.errors import StartError
+from tests.support import virtual_time
 
 
 def service(kind: type[Service]) -> Service:
@@ -25,10 +27,10 @@ def service(kind: type[Service]) -> Service:
 
 
 def kept_up(monkeypatch: pytest.MonkeyPatch, outcomes: list[str]) -> None:
-    """Keep a process up until ``outcomes`` are used up: how each start goes."""
-    monkeypatch.setattr(front, "FIRST_PAUSE_S", 0.001)
-    monkeypatch.setattr(front, "MAX_PAUSE_S", 0.004)
-    monkeypatch.setattr(front, "STABLE_S", 0.05)
+    """Keep a process up until ``outcomes`` are used up: how each start goes; in virtual time."""
+    monkeypatch.setattr(front, "MAX_PAUSE_S", 4 * front.FIRST_PAUSE_S)
+    now = lambda: asyncio.get_running_loop().time()  # noqa: E731
+    monkeypatch.setattr(front, "time", SimpleNamespace(monotonic=now))
     over = asyncio.Event()
 
     class Part(Service):
@@ -46,21 +48,21 @@ def kept_up(monkeypatch: pytest.MonkeyPatch, outcomes: list[str]) -> None:
 
     async def ended(_process: Process) -> None:
         if outcomes.pop(0) == "lives":
-            await asyncio.sleep(0.06)
+            await asyncio.sleep(1.1 * front.STABLE_S)
 
     async def keep() -> None:
         keeping = asyncio.ensure_future(service(Part).keep_up(ended))
-        await asyncio.wait_for(over.wait(), 20)
+        await asyncio.wait_for(over.wait(), 100)
         keeping.cancel()
         await asyncio.wait({keeping})
 
-    asyncio.run(keep())
+    virtual_time.run(keep())
 
 
 def test_the_first_death_costs_no_time_and_later_ones_ever_more_up_to_a_limit(monkeypatch, caplog):
     kept_up(monkeypatch, ["dies", "dies", "gone", "no port", "dies", "lives", "dies"])
     pauses = [float(re.findall(r"in ([\d.]+) s$", each)[0]) for each in caplog.messages]
-    assert pauses == [0.0, 0.001, 0.002, 0.004, 0.004, 0.0, 0.001]
+    assert pauses == [0.0, 0.2, 0.4, 0.8, 0.8, 0.0, 0.2]
     assert "the part cannot start: no port (failure 4 in a row, see log.log)" in caplog.text
 
 

@@ -119,15 +119,17 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
 
 
 Raw = Callable[..., bytes]
-NAMES = ("wrong-code", "wrong-app")
+NAMES = ("wrong-code", "wrong-app", "silent-app")
 
 
 @pytest.fixture(scope="module")
 def raw(running):
     """Return what asks a deployment on a connection of its own, and gives all that comes back."""
-    wrong_app = serve.deployment(request_timeout_s=1.0)(serve.ingress(app)())
+    wrong_app = serve.ingress(app)()
     deploy(running, serve.deployment(Wrong).bind(), NAMES[0], f"/{NAMES[0]}")
-    deploy(running, wrong_app.bind(), NAMES[1], f"/{NAMES[1]}")
+    deploy(running, serve.deployment(wrong_app).bind(), NAMES[1], f"/{NAMES[1]}")
+    silent_app = serve.deployment(request_timeout_s=1.0)(wrong_app)
+    deploy(running, silent_app.bind(), NAMES[2], f"/{NAMES[2]}")
 
     def ask(name: str, kind: str, method: str = "GET") -> bytes:
         head = f"{method} /{name}/{kind} HTTP/1.1\r\nHost: x\r\n"
@@ -199,7 +201,7 @@ def test_an_app_that_breaks_the_protocol_midway_cuts_the_connection(raw, kind):
 
 
 def test_an_app_that_never_answers_is_408(raw):
-    assert statuses(raw(NAMES[1], "silence")) == [408, 200]
+    assert statuses(raw(NAMES[2], "silence")) == [408, 200]
 
 
 def test_a_head_that_fails_has_no_body(raw):

@@ -32,13 +32,13 @@ def one(request, one_process):
     return one_process(answer, limit=8, **request.param)
 
 
-def calls_each(one: OneProcess) -> float:
+def calls_each(one: OneProcess, *, is_leased: bool) -> float:
     """Return how many calls of our functions one query is, when many have come before.
 
     The median: a timer, or a lease that ran out while other processes had the processor, is not
     what a query costs.
     """
-    handle, counts = one.handle, [0]
+    handle, counts, leases = one.handle, [0], list[bool]()
 
     def count(frame: FrameType, event: str, _argument: Any) -> None:
         counts[-1] += event == "call" and frame.f_code.co_filename.startswith(OURS)
@@ -52,23 +52,21 @@ def calls_each(one: OneProcess) -> float:
             for _ in range(QUERIES):
                 counts.append(0)
                 await handle.remote()
+                leases.append(bool(one.caller.leases.held))
         finally:
             sys.setprofile(before)
 
     one.run(ask())
+    assert statistics.median(leases) == is_leased
     return statistics.median(counts[1:])
 
 
 @pytest.mark.parametrize("one", [{}], indirect=True)
 def test_a_query_under_a_lease_is_few_calls(one):
-    each = calls_each(one)
-    assert one.caller.leases.held
-    assert each <= LEASED
+    assert calls_each(one, is_leased=True) <= LEASED
 
 
 # There are no leases where the queue has a limit.
 @pytest.mark.parametrize("one", [{"max_queued_requests": 100}], indirect=True)
 def test_a_query_that_the_router_places_is_few_calls(one):
-    each = calls_each(one)
-    assert not one.caller.leases.held
-    assert each <= ROUTED
+    assert calls_each(one, is_leased=False) <= ROUTED

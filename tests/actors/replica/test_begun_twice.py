@@ -238,6 +238,5 @@ def test_a_query_that_user_code_cancels_before_it_begins_leaves_no_slot_taken(wo
     for task in asyncio.all_tasks(world.loop):  # as a handler may that begins in the same turn
         if "UserCode" in task.get_coro().__qualname__:  # type: ignore[union-attr]
             task.cancel()
-    world.run(asyncio.sleep(0.01))
-    assert run.has_ended
+    world.run(until(lambda: run.has_ended))
     assert world.queries.running == 0

@@ -21,6 +21,7 @@ from greenroom.actors.replica.data_plane import Run
 from greenroom.core.routing.tickets import BODY
 from greenroom.serve.decorators.continuous import Stream as LiveStream
 from greenroom.serve.handle import DeploymentHandle
+from tests.support.timing import until
 
 KINDS = (LiveStream, PendingQuery, Query, Run, Stream, asyncio.Task)
 CALLS = 20
@@ -102,11 +103,10 @@ def test_a_query_that_its_body_followed_holds_no_upload_when_it_is_over(one):
         answer = await one.http(send, method="POST", follows=BODY)
         assert isinstance(answer, HttpAnswer), answer
         assert answer.body == b"4"
-        await asyncio.sleep(0.05)  # what it has set off
 
     gc.disable()
     try:
         one.run(ask())
-        assert [each() for each in uploads] == [None]
+        one.run(until(lambda: [each() for each in uploads] == [None]))  # of what it has set off
     finally:
         gc.enable()

@@ -243,8 +243,8 @@ def test_a_conversation_with_one_model_alone_stays_at_one_replica(running, deplo
     deployed(build_openai_app({"llm_configs": [config]}))
     with openai.OpenAI(base_url=f"{running.url}/{name}/v1", api_key="any") as client:
         said = {
-            key: {say(client, "m", user=key).choices[0].message.content for _ in range(4)}
-            for key in map(str, range(8))
+            key: {say(client, "m", user=key).choices[0].message.content for _ in range(2)}
+            for key in map(str, range(40))  # of eight, one in 128 times all are at one replica
         }
         assert {len(texts) for texts in said.values()} == {1}
         assert len(set.union(*said.values())) == 2, "both replicas have conversations"

@@ -296,22 +296,30 @@ def test_what_gathers_in_one_turn_leaves_before_its_end(recorder):
     assert messages(recorder)[-1] == ["next"]
 
 
-def test_what_may_wait_leaves_with_what_may_not_or_when_its_time_is_up(outbox, loop, recorder):
-    outbox.put_patiently(1, 0.01)
+def test_what_may_wait_leaves_with_what_may_not_or_when_its_time_is_up():
+    recorder = LoneTransport()  # whose time stands still meanwhile
+    recorder.deliveries_at_once = 1
+    loop = Loop(recorder)
+    outbox = Outbox(loop, "target", list)
+    outbox.put_patiently(1, 1.0)
     outbox.put_patiently(2, 60)
-    turn(loop)
+    turn(loop, 0.9)
     assert messages(recorder) == []
     assert not outbox.is_idle
-    run_until(loop, lambda: messages(recorder))
+    turn(loop, 0.2)
+    assert messages(recorder) == [[1, 2]]
     recorder.sent[0].arrived()
     outbox.put_patiently(3, 60)
     outbox.put(4)
     turn(loop)
     assert messages(recorder) == [[1, 2], [3, 4]]
-    outbox.put_patiently(5, 0.01)
+    outbox.put_patiently(5, 1.0)
     recorder.sent[1].arrived()
+    turn(loop, 0.9)
     assert len(messages(recorder)) == 2
-    run_until(loop, lambda: messages(recorder)[2:] == [[5]])
+    turn(loop, 0.2)
+    assert messages(recorder)[2:] == [[5]]
+    loop.close()
 
 
 def test_an_outbox_keeps_its_bytes_to_a_bound_and_waits_to_be_idle(recorder):

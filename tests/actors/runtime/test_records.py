@@ -64,7 +64,7 @@ def test_a_process_marks_itself_and_its_children_without_another_program(tmp_pat
         try:
             assert parent.stdout.readline() == b"marked\n"
             # Within the child's exec, /proc shows neither the old environment nor the new one.
-            wait_until(lambda: len(records.found()) == 2, 5, "the child's exec")
+            wait_until(lambda: len(records.found()) == 2 and sleeps(records), 5, "the child's exec")
             assert parent.pid in {process.pid for process in records.found()}
             assert RunRecords(tmp_path / "other/run").found() == {}
             ended = records.kill()
@@ -140,7 +140,7 @@ def test_spared_roles_and_what_they_have_started_are_left_alone(tmp_path):
         subprocess.Popen(["greenroom: proxy", "600"], executable=sleep, env=environ) as actor,
     ):
         records = RunRecords(tmp_path / "run")
-        wait_until(lambda: len(records.found()) == 3, 5, "three processes")
+        wait_until(lambda: len(records.found()) == 3 and sleeps(records), 5, "three processes")
         ended = records.kill(spare=("http worker",))
         assert [each.pid for each in ended] == [actor.pid]
         assert len(records.found()) == 2
@@ -166,6 +166,11 @@ def test_a_role_is_known_by_the_title(title, role):
             assert role_of(process.pid) == role
         finally:
             process.kill()
+
+
+def sleeps(records: RunRecords) -> bool:
+    """Return whether one of the processes is ``sleep`` by now, and no copy of who started it."""
+    return any(_command(process.pid).startswith("sleep") for process in records.found())
 
 
 def _command(pid: int) -> str:

@@ -116,7 +116,7 @@ def test_a_replica_whose_native_code_faults_is_gone_at_once_and_its_log_says_whe
     (pid,) = running.replica_pids(name)
     with pytest.raises(ReplicaUnavailableError, match="died"):
         call(rude, method)
-    assert not alive(pid)
+    wait_until(lambda: not alive(pid), 1, "its end: its connections go a moment before")
     text = log_of(running, name)
     assert f"Fatal Python error: {message}" in text
     assert "test_rude_user_code.py" in text
