@@ -131,7 +131,20 @@ def _from_any_thread(
             except BaseException as error:  # sys.exit() in a constructor must not end the loop
                 return Failure.of(error)
 
-        return asyncio.run_coroutine_threadsafe(guarded(), self.loop)
+        def begin() -> None:
+            if outcome.set_running_or_notify_cancel():
+                self.loop.create_task(guarded()).add_done_callback(end)
+
+        def end(task: asyncio.Task[Result | Failure]) -> None:
+            if task.cancelled():  # before it began, by user code that cancels all tasks
+                error = asyncio.CancelledError("user code cancelled it before it began")
+                outcome.set_result(Failure.of(error))
+            else:
+                outcome.set_result(task.result())
+
+        outcome: Future[Result | Failure] = Future()
+        self.loop.call_soon_threadsafe(begin)
+        return outcome
 
     return call
 

@@ -13,6 +13,7 @@ from greenroom import serve
 from greenroom.actors.replica.servable import http_methods
 from greenroom.actors.replica.user_code import Failure, UserCode
 from greenroom.serve.exceptions import DeployFailedError
+from tests.support.systems import wait_until
 
 STEPS: list[str] = []
 
@@ -100,6 +101,27 @@ def test_a_replica_takes_no_traffic_before_it_and_it_counts_as_the_constructor(d
     late = serve.deployment(constructor_timeout_s=0.2, max_constructor_retry_count=1, version="2")
     with pytest.raises(DeployFailedError, match=r"constructor_timeout_s=0\.2"):
         deployed(late(Warm).bind())
+
+
+def test_what_user_code_cancels_before_it_begins_has_failed_and_the_next_one_is_taken():
+    code = UserCode()
+    code.start()
+    assert code.load(pickle.dumps((Sync, (), {})), None).result(10) is None
+    posted = []
+
+    def cancel_all():
+        for task in asyncio.all_tasks(code.loop):
+            task.cancel()
+
+    def post():
+        posted.append(code.reconfigure("c"))
+        code.loop.call_soon(cancel_all)
+
+    code.loop.call_soon_threadsafe(post)
+    wait_until(lambda: posted, 10, "it is posted")
+    assert "user code cancelled it before it began" in posted[0].result(10).text
+    assert code.reconfigure("d").result(10) is None
+    code.end()
 
 
 def test_settings_that_come_before_the_code_are_no_failure():
