@@ -237,14 +237,6 @@ def disconnect(code: int = ABNORMAL, reason: str = "") -> Event:
     return {"type": "websocket.disconnect", "code": code, "reason": reason}
 
 
-def _size(event: Event) -> int:
-    """Return the bytes of memory that a message takes; an empty one takes some, too."""
-    if event["type"] != "websocket.receive":
-        return 0
-    content = event["bytes"] if "bytes" in event else event["text"]
-    return sys.getsizeof(event) + sys.getsizeof(content)
-
-
 class ClientGoneError(OSError):
     """The WebSocket is closed; nothing can be sent."""
 
@@ -277,13 +269,13 @@ class FrontSocket(ClientConnection):
             max_size=shared.options.max_websocket_message_bytes,
             logger=_wire_logger,
         )
-        self._queue: asyncio.Queue[Event] = asyncio.Queue()
+        self._queue: asyncio.Queue[tuple[Event, int]] = asyncio.Queue()  # with their sizes
         self._ping_at = shared.loop.time() + PING_S
         self._has_heard = True  # since the last ping
         self._message: bytes | bytearray | None = None  # of which more is to come
         self._is_text = False
         self._pace = Pace()  # of a message that is coming
-        self._untaken = 0  # bytes that messages take that are here in full
+        self._untaken = 0  # bytes of memory that messages take that are here in full
         self._in_hand = 0  # of these, the message that the app works on
         self._counted = 0  # bytes in Connections.waiting_bytes
 
@@ -291,7 +283,7 @@ class FrontSocket(ClientConnection):
 
     def eof_received(self) -> None:
         """Tell the app now: what the client never takes may keep the transport."""
-        self._queue.put_nowait(disconnect())
+        self._queue.put_nowait((disconnect(), 0))
 
     def connection_lost(self, exc: Exception | None) -> None:
         """See asyncio; the app hears of it."""
@@ -302,7 +294,7 @@ class FrontSocket(ClientConnection):
         self._conn.parser.close()  # it and its owner hold each other, with all that has come, and
         self._conn.parser_exc = None  # so does an error, by its frames: until a full collection
         self._is_closing = True
-        self._queue.put_nowait(disconnect())
+        self._queue.put_nowait((disconnect(), 0))
 
     def data_received(self, data: bytes) -> None:
         """See asyncio."""
@@ -348,8 +340,7 @@ class FrontSocket(ClientConnection):
             self._untaken -= self._in_hand
             self._in_hand = 0
             self._count()
-        event = await self._queue.get()
-        self._in_hand = _size(event)
+        event, self._in_hand = await self._queue.get()
         self.go_on()
         return event
 
@@ -377,7 +368,7 @@ class FrontSocket(ClientConnection):
         self._untaken = self._in_hand = 0
         while not self._queue.empty():
             self._queue.get_nowait()
-        self._queue.put_nowait(disconnect())  # for a task of the app that still waits for more
+        self._queue.put_nowait((disconnect(), 0))  # for a task of the app that still waits for more
         self._count()
 
     def send_close(self, code: int, reason: str = "") -> None:
@@ -429,8 +420,9 @@ class FrontSocket(ClientConnection):
             self._break_off(INVALID_DATA, "a text message is not UTF-8")
             return
         event = {"type": "websocket.receive", "text" if self._is_text else "bytes": content}
-        self._untaken += _size(event)
-        self._queue.put_nowait(event)
+        size = sys.getsizeof(event) + sys.getsizeof(content)  # an empty one takes some, too
+        self._untaken += size
+        self._queue.put_nowait((event, size))
 
     def _break_off(self, code: int = ABNORMAL, reason: str = "") -> None:
         """Close what has broken the protocol, or a rule of ours; it gets time to read why."""
@@ -444,7 +436,7 @@ class FrontSocket(ClientConnection):
         """Let the app hear of the end, unless it began that itself."""
         if not self._is_closing:
             self._is_closing = True
-            self._queue.put_nowait(disconnect(code, reason))
+            self._queue.put_nowait((disconnect(code, reason), 0))
 
     def _hung_up(self) -> None:
         self.transport.abort()  # also what is not taken: until then its messages are in the budget
