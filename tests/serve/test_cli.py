@@ -260,7 +260,10 @@ def test_start_in_the_foreground_stops_what_it_started_though_nothing_reads_its_
     def interrupt(*_):
         raise KeyboardInterrupt
 
+    kept = []  # older releases of click read it afterwards, and it closes when nothing holds it
+
     def end(*_, **__):
+        kept.append(sys.stdout)
         raise BrokenPipeError(errno.EPIPE, "Broken pipe")  # Ctrl-C has ended what it is piped to
 
     monkeypatch.setattr(starting, "_wait_while_running", interrupt)

@@ -187,11 +187,10 @@ def test_websockets_pass_with_their_subprotocols_and_closes(engine):
 
 
 def test_a_websockets_handshake_passes_with_its_headers(engine):
-    port = engine.settings.http.port
     url = f"ws://shop.example{ROUTE}/talk"
     sent = {"Origin": "http://shop.example", "Cookie": "a=b", "User-Agent": "mine"}
-    at = ("127.0.0.1", port)
-    with connect(url, address=at, additional_headers=sent, proxy=None) as socket:
+    at = socket_to(engine)
+    with connect(url, sock=at, additional_headers=sent, proxy=None) as socket:
         assert socket.response is not None
         assert socket.response.headers["set-cookie"] == "c=d"
         said = json.loads(socket.response.headers["x-said"])
