@@ -13,7 +13,6 @@ of a goal, or None when nothing changed.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 import re
@@ -42,6 +41,7 @@ from greenroom.core.tokens import Role
 from greenroom.core.validation import (
     MAX_NAME_BYTES,
     MAX_TAG_BYTES,
+    Checked,
     Settings,
     is_number,
     problems_in,
@@ -361,7 +361,7 @@ class DeployFlags(CompareFlags):
 # --- The operations -------------------------------------------------------------------------------
 
 
-class Operation(BaseModel):
+class Operation(Checked):
     """Base of all operations. The first field is the name of what the operation is about."""
 
     model_config = _EXACT
@@ -373,32 +373,10 @@ class Operation(BaseModel):
     is_of_records: ClassVar[bool] = True  # it changes nothing else, so whether it did shows
     role: ClassVar[Role | None] = "deployer"  # that asks for it over HTTP; None for no one
 
-    def __init__(self, /, **fields: Any) -> None:
-        """Check the values; one InvalidRequestError names every bad one."""
-        try:
-            super().__init__(**fields)
-        except ValidationError as error:
-            problems = "; ".join(problems_in(error))
-            raise InvalidRequestError(f"{_described(type(self), fields)}: {problems}") from None
-
     @classmethod
     def of(cls, **fields: Any) -> Self:
         """Make one of values as users give them, lists in place of tuples for example."""
         return cls(**fields)
-
-    @classmethod
-    def from_json(cls) -> type[Self]:
-        """Return the class that reads it from JSON or strings, with ValidationError for bad ones.
-
-        pydantic takes lists for tuples, and base64 for bytes, where it reads JSON itself. It does
-        not where a class has an ``__init__`` of its own.
-        """
-        plain = {
-            "__init__": BaseModel.__init__,
-            "__module__": cls.__module__,
-            "__doc__": cls.__doc__,
-        }
-        return type(cls.__name__, (cls,), plain)
 
     @classmethod
     def __pydantic_init_subclass__(cls, **_: Any) -> None:
@@ -407,19 +385,20 @@ class Operation(BaseModel):
     @property
     def description(self) -> str:
         """What it does, for the history."""
-        return _described(type(self), dict(self))
+        return self.described(dict(self))
+
+    @classmethod
+    def described(cls, fields: Mapping[str, Any]) -> str:
+        """Say what one with these fields does."""
+        text = cls.key.replace("_", " ")
+        target = fields.get(next(iter(cls.model_fields), ""))
+        target = getattr(target, "name", target)  # of a DeploymentSpec
+        return f"{text} {target!r}" if isinstance(target, str) else text
 
     @property
     def fields(self) -> dict[str, Any]:
         """Its fields as plain values."""
         return self.model_dump()
-
-
-def _described(kind: type[Operation], fields: Mapping[str, Any]) -> str:
-    text = kind.key.replace("_", " ")
-    target = fields.get(next(iter(kind.model_fields), ""))
-    target = getattr(target, "name", target)  # of a DeploymentSpec
-    return f"{text} {target!r}" if isinstance(target, str) else text
 
 
 def named(key: str) -> type[Operation]:
@@ -439,17 +418,12 @@ def read_operation(key: object, fields: object) -> Operation:
     return kind(**fields)
 
 
-@functools.cache
-def _reader(kind: type[Operation]) -> type[Operation]:
-    return kind.from_json()
-
-
 def read_given(kind: type[Operation], given: bytes | str | dict[str, str]) -> Operation:
     """Make an operation of JSON, or of texts by name; InvalidRequestError names all bad ones."""
     try:
         if isinstance(given, dict):
-            return _reader(kind).model_validate_strings(given, strict=False)
-        return _reader(kind).model_validate_json(given or b"{}")
+            return kind.model_validate_strings(given, strict=False)
+        return kind.model_validate_json(given or b"{}")
     except ValidationError as error:
         raise InvalidRequestError(f"{kind.key}: {'; '.join(problems_in(error))}") from None
 

@@ -9,7 +9,7 @@ import re
 import reprlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from typing import Any, ClassVar, Self, TypeGuard, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeGuard, TypeVar, get_args
 
 from pydantic import (
     BaseModel,
@@ -39,7 +39,30 @@ _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 200
 _SHORT.maxdict = _SHORT.maxlist = _SHORT.maxtuple = _SHORT.maxset = 20
 
 
-class Settings(BaseModel):
+if TYPE_CHECKING:
+    Checked = BaseModel  # for what it takes
+else:
+
+    class _Checking(type(BaseModel)):
+        # An __init__ would also be called for models inside of others, which lose their places
+        # then, and keep pydantic from reading JSON in its own way.
+        def __call__(cls, /, **fields):
+            try:
+                return cls.model_validate(fields)
+            except ValidationError as error:
+                problems = "; ".join(problems_in(error))
+                raise InvalidRequestError(f"{cls.described(fields)}: {problems}") from None
+
+    class Checked(BaseModel, metaclass=_Checking):
+        """Base of models whose InvalidRequestError names every bad value that they are made of."""
+
+        @classmethod
+        def described(cls, _fields):
+            """Say what cannot be made."""
+            return f"invalid {cls.__name__}"
+
+
+class Settings(Checked):
     """Base of all settings: frozen, and unknown names are refused rather than ignored.
 
     ``aliases`` are other names of fields that users may bring along, and ``hints`` says of names
@@ -70,7 +93,7 @@ class Settings(BaseModel):
     def read(cls, values: Mapping[str, Any]) -> Self:
         """Make them of values that another release wrote, without those that only it knows."""
         try:
-            return cls(**values)
+            return cls.model_validate(dict(values))
         except ValidationError as error:
             unknown = [e["loc"] for e in error.errors() if e["type"] == "extra_forbidden"]
             if not unknown:

@@ -59,7 +59,7 @@ class DeploymentOptions(BackendConfig):
         """Return them with others; raise an InvalidRequestError naming each bad one."""
         written = {self.aliases.get(name, name): name for name in given}
         try:
-            return DeploymentOptions(**self.merged(given))
+            return DeploymentOptions.model_validate(self.merged(given))
         except ValidationError as error:
             name = given.get("name", self.name)
             problems = "; ".join(_as_written(problem, written) for problem in problems_in(error))

@@ -522,7 +522,7 @@ def read_settings(environ: Mapping[str, str] | None = None, /, **flags: Any) -> 
     http = {name: values.pop(name) for name in list(values) if name.startswith(_HTTP)}
     values["http"] = {name.removeprefix(_HTTP): value for name, value in http.items()}
     try:
-        return HostSettings(**values)
+        return HostSettings.model_validate(values)
     except ValidationError as error:
         raise InvalidRequestError(describe("settings", error)) from None
 

@@ -77,7 +77,7 @@ def openapi() -> dict[str, Any]:
 
 
 def _operation(kind: type[Operation], schemas: dict[str, Any]) -> dict[str, Any]:
-    schema = kind.from_json().model_json_schema(ref_template=_REF)
+    schema = kind.model_json_schema(ref_template=_REF)
     schemas.update(schema.pop("$defs", {}))
     schema.pop("description", None)
     schemas[kind.__name__] = schema

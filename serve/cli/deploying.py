@@ -192,7 +192,7 @@ def deploy(
     is 3 if anything would change.
     """
     try:
-        flags = DeployFlags(**fields)
+        flags = DeployFlags.model_validate(fields)
     except ValidationError as error:
         raise click.UsageError("; ".join(problems_in(error))) from None
     built = source.build()
