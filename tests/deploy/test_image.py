@@ -67,9 +67,14 @@ def is_healthy(url: str) -> bool:
 
 
 def test_all_processes_are_one_tree_without_rights(running):
-    tree = _below(running.pid)
     namespace = os.readlink(f"/proc/{running.pid}/ns/pid")
-    assert tree == {int(each) for each in os.listdir("/proc") if _is_in_it(each, namespace)}
+
+    def seen() -> set[int]:  # while none begins or ends
+        tree = _below(running.pid)
+        all_of_it = {int(each) for each in os.listdir("/proc") if _is_in_it(each, namespace)}
+        return tree if tree == all_of_it else set()
+
+    tree = wait_until(seen, 10, "all processes are one tree")
     assert len(tree) > 6
     for pid in tree:
         status = dict(
@@ -153,8 +158,12 @@ def test_its_state_is_there_in_the_next_container(running):
         running.printed.unlink()
         running.start()
         running.wait_for("started: HTTP at")
-    found = json.loads(running.check("greenroom", "status", "--json"))
-    assert found["applications"]["default"]["status"] == "RUNNING"
+
+    def status() -> str:
+        found = json.loads(running.check("greenroom", "status", "--json"))
+        return str(found["applications"]["default"]["status"])
+
+    wait_until(lambda: status() == "RUNNING", 10, "its application runs")
 
 
 def test_what_the_image_needs_is_sent_to_the_build():

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.systems import RunningSystem
+from tests.support.systems import RunningSystem, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -107,14 +107,17 @@ def test_a_canary_whose_answers_all_differ_says_so_and_what_differs(walk):
 
 
 def test_a_time_out_says_whose_it_is_and_what_is_missing(walk):
-    said = walk.deploys("large", "large", "--timeout", "1", code=1)
-    assert re.search(r"application large: .*\) was not reached within 1 s", said)
+    said = walk.deploys("large", "large", "--timeout", "3", code=1)
+    assert re.search(r"application large: .*\) was not reached within 3 s", said)
     assert "needs 1 num_gpus, and the host has 0" in said
     assert "it goes on" in said
 
 
 def test_status_ends_with_the_last_line_of_what_failed(walk):
     walk.deploys("raises", "raises", "--timeout", "1", code=1)
-    said = walk.says("status", "raises", code=1)
-    assert "FileNotFoundError: weights.bin" in said
-    assert "Traceback" not in said
+
+    def failed():
+        said = walk.says("status", "raises", code=1)
+        return "FileNotFoundError: weights.bin" in said and said
+
+    assert "Traceback" not in wait_until(failed, 10, "it has failed to start")

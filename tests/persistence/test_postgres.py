@@ -37,6 +37,7 @@ class Relay:
         self.delay_s = 0.0
         self.passes = threading.Event()
         self.passes.set()
+        self.taken = 0  # connections
         self._port = port
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
@@ -46,6 +47,7 @@ class Relay:
         with contextlib.suppress(OSError):
             while True:
                 client, _ = self._listener.accept()
+                self.taken += 1
                 server = socket.create_connection(("127.0.0.1", self._port))
                 for one, other in ((client, server), (server, client)):
                     threading.Thread(target=self._pass, args=(one, other), daemon=True).start()
@@ -174,13 +176,12 @@ def test_a_silent_first_host_of_a_url_is_waited_for_once(
 ) -> None:
     relay.passes.clear()
     url = postgres.new_database()
-    begun = time.monotonic()
     location = location_at(url.replace("@", f"@127.0.0.1:{relay.port},"))
     for _ in range(3):  # each with connections of its own
         store = location.open()
         store.apply({"a": b"1"})
         store.close()
-    assert time.monotonic() - begun < 2 * module.CONNECT_TIMEOUT_S
+    assert relay.taken == 1
 
 
 def test_a_slow_server_is_waited_for_and_a_silent_one_is_not(
@@ -194,12 +195,13 @@ def test_a_slow_server_is_waited_for_and_a_silent_one_is_not(
     store.apply({"a": b"2"})
     store.renew(b"lease 2", 3.0)
     relay.delay_s = 0.0
-    monkeypatch.setattr(module, "CALL_TIMEOUT_S", 0.5)
     relay.passes.clear()
-    with pytest.raises(StoreNotWritableError, match=r"did not answer within 0\.5 s.*may or may"):
-        store.apply({"a": b"3"})
-    with pytest.raises(StoreNotWritableError, match=r"did not answer within 0\.5 s"):
-        store.renew(b"lease 3", 3.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "CALL_TIMEOUT_S", 0.5)
+        with pytest.raises(StoreNotWritableError, match=r"not answer within 0\.5 s.*may or may"):
+            store.apply({"a": b"3"})
+        with pytest.raises(StoreNotWritableError, match=r"not answer within 0\.5 s"):
+            store.renew(b"lease 3", 3.0)
     relay.passes.set()
     assert store.get("a") in {b"2", b"3"}
     store.apply({"a": b"4"})
