@@ -50,7 +50,7 @@ from greenroom.core.errors import (
 from greenroom.core.jobs import MAX_KEY_CHARACTERS, Job, Jobs, Status
 from greenroom.core.records import served_as
 from greenroom.core.validation import problems_in, unknown_name
-from greenroom.persistence.kv import MemoryStore, StoreError
+from greenroom.persistence.kv import CorruptValueError, MemoryStore, StoreError
 from greenroom.persistence.locations import location_at
 from greenroom.serve.admin.checks import check_list, check_mapping, check_name, check_text
 from greenroom.serve.handle import DeploymentHandle, DeploymentResponse
@@ -405,6 +405,9 @@ class TaskQueue:
                     ended = partial(self._jobs.failed, job.id, reason, is_final=True)
                 else:
                     ended = partial(self._jobs.succeeded, job.id, len(result))
+        except CorruptValueError as error:  # beyond repair
+            reason = f"its call is lost from the store: {error}"
+            ended = partial(self._jobs.failed, job.id, reason, is_final=True)
         except (BackPressureError, DeploymentUnavailableError, StateNotSavedError, StoreError):
             ended = partial(self._jobs.defer, job.id)
         except RequestCancelledError as error:  # by cancel_task, or by the handler's own calls
