@@ -109,8 +109,10 @@ class LLMConfig(Settings):
         """What each replica runs."""
         return EngineSettings(
             command=self.command,
+            health="/health",
             ready_timeout_s=self.ready_timeout_s,
             load_metrics=_LOAD[self.llm_engine] if self.log_engine_metrics else (),
+            metrics_path="/metrics",
         )
 
     @property

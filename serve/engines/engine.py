@@ -85,10 +85,10 @@ class EngineSettings(Settings):
     """
 
     command: Annotated[tuple[str, ...], BeforeValidator(_split)]
-    health: str = "/health"
-    ready_timeout_s: float = Field(default=600.0, gt=0)
-    load_metrics: tuple[str, ...] = Field(default=(), max_length=MAX_STATS)
-    metrics_path: str = "/metrics"
+    health: str
+    ready_timeout_s: float = Field(gt=0)
+    load_metrics: tuple[str, ...] = Field(max_length=MAX_STATS)
+    metrics_path: str
 
     @property
     def constructor_timeout_s(self) -> float:
