@@ -170,6 +170,16 @@ class ReplicaHandler(_StreamHandler):
             self.stream.close()
 
 
+def our_logger() -> logging.Logger:
+    """Return the logger of our own records, also where user code has silenced all that there are.
+
+    ``logging.config.dictConfig`` does that unless it is told otherwise.
+    """
+    logger = logging.getLogger(OURS)
+    logger.disabled = False
+    return logger
+
+
 def configure(values: Mapping[str, Any] | None, tag: str) -> None:
     """Log as a replica's ``logging_config`` says, again at each change; OSError for its logs_dir.
 
@@ -183,7 +193,7 @@ def configure(values: Mapping[str, Any] | None, tag: str) -> None:
     is_json = config.encoding == "JSON"
     formatter = JsonFormatter(attributes) if is_json else TextFormatter(attributes)
     handler = ReplicaHandler(_open(config.logs_dir, tag), formatter)
-    ours = logging.getLogger(OURS)
+    ours = our_logger()
     old = [each for each in ours.handlers if isinstance(each, ReplicaHandler)]
     for logger in (logging.root, ours):
         logger.setLevel(config.level)
@@ -217,7 +227,7 @@ def log_query(query: Query, status: int, duration_s: float) -> None:
     what = query.path if query.http_method else query.call_method or "__call__"
     status = status or CANCELLED
     duration_ms = round(duration_s * 1000, 3)
-    logging.getLogger(OURS).info(
+    our_logger().info(
         "%s %s %s %.1fms",
         method,
         one_line(what),
@@ -229,4 +239,4 @@ def log_query(query: Query, status: int, duration_s: float) -> None:
 
 def log_failure(query: Query, error: BaseException) -> None:
     """Log what user code raised on a query."""
-    logging.getLogger(OURS).error("request %s failed", query.request_id, exc_info=error)
+    our_logger().error("request %s failed", query.request_id, exc_info=error)

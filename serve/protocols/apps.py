@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
@@ -86,7 +85,7 @@ def _log(error: BaseException) -> None:
     if query is not None:
         user_logging.log_failure(query.assignment.query, error)
     else:
-        logging.getLogger(user_logging.OURS).error("a request failed", exc_info=error)
+        user_logging.our_logger().error("a request failed", exc_info=error)
 
 
 def make_app(

@@ -70,7 +70,7 @@ class Rude:
         return os.getpid()
 
     def configure_logging(self) -> None:
-        logging.config.dictConfig({"version": 1, "disable_existing_loggers": False})
+        logging.config.dictConfig({"version": 1})  # which also disables all loggers
 
     def replace_the_last_resort(self) -> None:
         logging.lastResort = logging.StreamHandler(io.StringIO())
