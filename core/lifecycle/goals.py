@@ -14,11 +14,8 @@ from greenroom.core.transitions import follow
 GOAL = "goal"
 PENDING, SUCCEEDED, FAILED = "pending", "succeeded", "failed"
 NEXT = {PENDING: (SUCCEEDED, FAILED), SUCCEEDED: (), FAILED: ()}
+RANDOM = 8  # digits of an id, behind its number: the record of the last number may be lost
 KEPT_ENDED = 100  # so that who asks late, or again after a restart, still learns the outcome
-
-
-def _age(goal: GoalRecord) -> tuple[float, str]:
-    return goal.created_at, goal.id
 
 
 class Progress(NamedTuple):
@@ -36,12 +33,14 @@ class Progress(NamedTuple):
 class Goals:
     """All goals. A newer goal for the same subject supersedes the older one, which fails.
 
-    That one has ended is an event: ``(GOAL, id)``.
+    That one has ended is an event: ``(GOAL, id)``. Ids sort in the order in which goals were made:
+    a clock may be set.
     """
 
     def __init__(self, saved: Mapping[str, GoalRecord], changes: Changes, agenda: Agenda) -> None:
         # In the order in which they have ended, as far as it is known: see KEPT_ENDED.
-        ordered = sorted(saved.values(), key=_age)
+        ordered = [saved[goal_id] for goal_id in sorted(saved)]
+        self._last = int(max(saved)[:-RANDOM], 16) if saved else 0
         self._agenda = agenda
         self._goals = Records(GOAL, saved, changes)
         self._pending = {goal.subject: goal.id for goal in ordered if goal.state == PENDING}
@@ -54,7 +53,9 @@ class Goals:
         if older is not None:
             error = f"superseded by a later change of {' '.join(subject)}: {what}"
             self._put(replace(self._goals[older], state=FAILED, error=error))
-        goal = GoalRecord(id=secrets.token_hex(8), subject=subject, what=what, created_at=wall_now)
+        self._last += 1
+        goal_id = f"{self._last:08x}{secrets.token_hex(RANDOM // 2)}"
+        goal = GoalRecord(id=goal_id, subject=subject, what=what, created_at=wall_now)
         self._put(goal)
         return goal.id
 
@@ -72,7 +73,7 @@ class Goals:
 
     def all(self) -> list[GoalRecord]:
         """Return all goals that are kept, oldest first."""
-        return sorted(self._goals.values(), key=_age)
+        return [self._goals[goal_id] for goal_id in sorted(self._goals)]
 
     def advance(self, goal: GoalRecord, now: Progress) -> None:
         """End a goal whose subject is done or has failed."""

@@ -319,3 +319,19 @@ def test_ended_goals_are_kept_for_late_clients_but_not_all() -> None:
     assert changes.puts[GOAL, slow] == ended
     assert (GOAL, ids[5]) in changes.deletes, "those that ended first go first"
     assert [goal.created_at for goal in goals.all()] == sorted(g.created_at for g in goals.all())
+
+
+def test_the_goals_that_are_forgotten_are_the_oldest_though_the_clock_was_set_back() -> None:
+    def over(goals: Goals, name: str, at: float) -> str:
+        goal_id = goals.create(("backend", name), "create", at)
+        for goal in goals.pending():
+            goals.advance(goal, Progress(done=True))
+        return goal_id
+
+    goals = Goals({}, Changes(), Agenda())
+    ids = [over(goals, str(number), 1e9 - number) for number in range(100)]
+    saved = {goal.id: goal for goal in goals.all()}
+    assert list(saved) == ids
+    again = Goals(saved, Changes(), Agenda())
+    last = over(again, "last", 1.0)
+    assert [goal.id for goal in again.all()] == [*ids[1:], last]
