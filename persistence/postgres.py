@@ -322,7 +322,7 @@ class PostgresStore:
         self._check_epoch(rows)
 
     def renew(self, lease: bytes, term_s: float) -> None:
-        """Write the lease; see LeasedStore."""
+        """Write the lease, unless this writer is alone and does so itself; see LeasedStore."""
         self._check_open()
         self._renew(lease, term_s)
 
@@ -401,6 +401,7 @@ class _Link:
             return cursor.fetchall() if cursor.description else []
         finally:
             timer.cancel()
+            timer.join()  # it may be late, and would cut the next call, or a stranger's socket
 
     def _cut(self, connection: psycopg.Connection[Any]) -> None:
         self._is_late = True

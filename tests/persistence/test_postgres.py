@@ -139,7 +139,7 @@ def test_another_format_is_refused(postgres: PostgresServer, number: int) -> Non
 
 
 def test_a_restarted_server_has_what_was_saved_and_takes_more(postgres: PostgresServer) -> None:
-    store = location_at(postgres.new_database()).open()
+    store = location_at(postgres.new_database()).open(after=0)
     store.apply({"a": b"1"})
     postgres.stop(now=True)
     try:
@@ -188,7 +188,7 @@ def test_a_slow_server_is_waited_for_and_a_silent_one_is_not(
     postgres: PostgresServer, relay: Relay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     location = location_at(_through(relay, postgres))
-    store = location.open()
+    store = location.open(after=0)
     store.apply({"a": b"1"})
     store.renew(b"lease", 3.0)
     relay.delay_s = 0.5
@@ -206,6 +206,28 @@ def test_a_slow_server_is_waited_for_and_a_silent_one_is_not(
     assert store.get("a") in {b"2", b"3"}
     store.apply({"a": b"4"})
     assert store.get("a") == b"4"
+    store.close()
+
+
+class LateTimer(threading.Timer):
+    """A timer that was due just before it was cancelled, and whose thread goes on late."""
+
+    def run(self) -> None:
+        self.finished.wait()
+        time.sleep(0.2)
+        self.function(*self.args, **self.kwargs)
+
+
+def test_a_call_that_ends_as_its_time_is_up_has_the_next_one_not_cut(
+    postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = location_at(postgres.new_database()).open(after=0)
+    store.apply({"a": b"1"})
+    with monkeypatch.context() as late:
+        late.setattr(threading, "Timer", LateTimer)
+        assert store.get("a") == b"1"
+    assert not [each for each in threading.enumerate() if isinstance(each, LateTimer)]
+    assert store.get("a") == b"1"
     store.close()
 
 
