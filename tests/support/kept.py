@@ -45,6 +45,12 @@ class Kept(Generic[Kind]):
             if not succeeded:
                 self.end()
 
+    def another(self) -> Kind:
+        """End the one that a test was lent, and return another in its place."""
+        self.end()
+        self._has.append(self._stack.enter_context(self._make()))
+        return self._has[0]
+
     def end(self) -> None:
         """End it, and check what ``make`` checks then."""
         self._has.clear()

@@ -91,7 +91,7 @@ def test_a_flood_of_another_user_delays_nobody_and_fills_no_log(world, caplog, m
         return [each for each in caplog.messages if text in each]
 
     one, other = world.process(), world.process()
-    began_at, longest_s = world.loop.time(), 0.0
+    began_at, longest_s = world.loop.time(), dict[int, float]()  # in each second
     with another_user(FLOOD, shown(other.address)), another_user(FLOOD, shown(other.address)):
         # Two windows and more; on a busy machine the flood may begin late.
         while world.loop.time() < began_at + 2.5 or not logged(" more connections "):
@@ -99,7 +99,8 @@ def test_a_flood_of_another_user_delays_nobody_and_fills_no_log(world, caplog, m
             sent_at, count = world.loop.time(), len(one.done)
             one.send(other)
             world.until(lambda count=count: len(one.done) > count)
-            longest_s = max(longest_s, world.loop.time() - sent_at)
+            second, took_s = int(sent_at - began_at), world.loop.time() - sent_at
+            longest_s[second] = max(longest_s.get(second, 0.0), took_s)
             newcomer = world.process()  # whose connection waits behind those of the flood
             newcomer.send(other)
             world.until(lambda newcomer=newcomer: newcomer.done)
@@ -111,4 +112,5 @@ def test_a_flood_of_another_user_delays_nobody_and_fills_no_log(world, caplog, m
         re.sub(r"\d+", "N", each) for each in refused
     }
     assert more == "N more connections were refused or failed in the last N s, as the ones above"
-    assert longest_s < 1.0  # a machine that is busy with other things; some ms otherwise
+    # Some ms. In one second it may be for what else the machine does; the flood is there in more.
+    assert sorted(longest_s.values())[-2] < 0.5, longest_s

@@ -28,7 +28,8 @@ from greenroom.serve.admin.reports import problems_of, show_silent
 from greenroom.serve.cli.starting import notifier
 from tests.support.systems import wait_until
 
-LIMIT_S = 0.3  # here, where beats and checks come every CHECK_S
+LIMIT_S = 0.3  # here, where checks come every CHECK_S
+BEATING_LIMIT_S = 1.0  # of those that beat: a machine that is busy may hold them up for long
 CHECK_S = 0.05
 BEATING = """
 import os, sys, time
@@ -86,19 +87,19 @@ def check_until(
     return is_over()
 
 
-def is_ended(process: Process, most_s: float) -> bool:
+def is_ended(process: Process, most_s: float, limit_s: float = LIMIT_S) -> bool:
     """Return whether a watcher ends a process within so long."""
-    return check_until(SilenceWatch(LIMIT_S), process, lambda: not is_alive(process), most_s)
+    return check_until(SilenceWatch(limit_s), process, lambda: not is_alive(process), most_s)
 
 
 @pytest.mark.slow
 def test_a_process_that_beats_is_left_until_it_is_stopped(child):
     process = child("beat(60)")
-    assert not is_ended(process, 4 * LIMIT_S)
+    assert not is_ended(process, 2 * BEATING_LIMIT_S, BEATING_LIMIT_S)
     os.kill(process.pid, signal.SIGSTOP)
     check_until(SilenceWatch(5.0), process, lambda: False, 0.5)
     os.kill(process.pid, signal.SIGCONT)  # in time
-    assert not is_ended(process, 3 * LIMIT_S)
+    assert not is_ended(process, 2 * BEATING_LIMIT_S, BEATING_LIMIT_S)
     os.kill(process.pid, signal.SIGSTOP)
     assert is_ended(process, 20)
 
@@ -133,7 +134,7 @@ def test_user_code_that_closes_all_descriptors_has_no_file_written_to(child, tmp
     path = tmp_path / "precious"
     path.write_bytes(b"as it was")
     process = child(RUDE, str(path))
-    assert not is_ended(process, 3 * LIMIT_S)
+    assert not is_ended(process, 1.5 * BEATING_LIMIT_S, BEATING_LIMIT_S)
     assert path.read_bytes() == b"as it was"
 
 
