@@ -62,7 +62,8 @@ server = http.server.ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handle
 server.serve_forever()
 threading.Event().wait()
 """
-MARK = "TEST_ENGINE_OF"  # a variable that an engine and all that it starts have
+# A variable that an engine, and all that it starts, have of these tests and of no others.
+MARK = f"TEST_ENGINE_OF_{os.getpid()}"
 
 
 def python(code: str) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
-import sqlite3
 import threading
 import time
 from collections.abc import Coroutine, Iterator
@@ -408,26 +407,26 @@ def test_one_at_a_time_has_no_short_calls(user_loop):
 
 
 class Bound:
-    """Has a connection that refuses all threads but the one that has made it."""
+    """Refuses all threads but the one that has made it, as connections of sqlite3 do."""
 
     def __init__(self) -> None:
-        self.connection = sqlite3.connect(":memory:")
-        self.connection.execute("create table heard (value integer)")
+        self.thread, self.heard = threading.get_ident(), list[int]()
 
     def reconfigure(self, config: dict[str, int]) -> None:
         self.add(config["first"])
 
     def add(self, value: int) -> int:
-        self.connection.execute("insert into heard values (?)", (value,))
-        (total,) = self.connection.execute("select sum(value) from heard").fetchone()
-        return int(total)
+        self.check_health()
+        self.heard.append(value)
+        return sum(self.heard)
 
     def all(self) -> Iterator[int]:
-        for (value,) in self.connection.execute("select value from heard"):
+        for value in self.heard:
+            self.check_health()
             yield value
 
     def check_health(self) -> None:
-        self.connection.execute("select 1")
+        assert threading.get_ident() == self.thread
 
 
 HANDLE = DeploymentHandle("e", None)
