@@ -257,16 +257,15 @@ class _Batching(Decorated["_Queue", _Options]):
     def set_max_batch_size(self, max_batch_size: int) -> None:
         """Change the limit; ValueError below 1."""
         check_whole("max_batch_size", max_batch_size, 1)
-        self._set(self.options._replace(max_batch_size=max_batch_size))
+        self._set(max_batch_size=max_batch_size)
 
     def set_batch_wait_timeout_s(self, batch_wait_timeout_s: float) -> None:
         """Change how long the first item of a batch waits for others; ValueError below 0."""
         _check_wait(batch_wait_timeout_s)
-        self._set(self.options._replace(batch_wait_timeout_s=float(batch_wait_timeout_s)))
+        self._set(batch_wait_timeout_s=float(batch_wait_timeout_s))
 
-    def _set(self, options: _Options) -> None:
-        self.options = options
-        for queue in self.states():
+    def _set(self, **limits: float) -> None:
+        for queue in self.change(**limits):
             queue.limits_changed()
 
 

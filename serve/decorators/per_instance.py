@@ -14,6 +14,7 @@ import asyncio
 import functools
 import importlib
 import inspect
+import threading
 import weakref
 from collections.abc import AsyncGenerator, Callable, Iterable
 from types import FunctionType, MethodType
@@ -107,6 +108,7 @@ class Decorated(Generic[S, Options]):
         self._key = f"_greenroom {self.decorator} {function.__module__}.{self.name}"
         self._own: _ByLoop[S] = _ByLoop()
         self._states: weakref.WeakSet[S] = weakref.WeakSet()
+        self._changing = threading.RLock()  # of the options, and of which states there are
         self._classes: weakref.WeakKeyDictionary[type, bool] = weakref.WeakKeyDictionary()
         self._signatures: dict[int, tuple[inspect.Signature, bool]] = {}
 
@@ -160,13 +162,16 @@ class Decorated(Generic[S, Options]):
             by_loop = kept.get(self._key) or kept.setdefault(self._key, _ByLoop())
         state = by_loop.states.get(loop)
         if state is None:
-            state = by_loop.states[loop] = self.make(loop)
-            self._states.add(state)
+            with self._changing:
+                state = by_loop.states[loop] = self.make(loop)
+                self._states.add(state)
         return state
 
-    def states(self) -> list[S]:
-        """Return all states in this process that are in use."""
-        return list(self._states)
+    def change(self, **options: Any) -> list[S]:
+        """Change some options, on any thread; return all states that were made with the others."""
+        with self._changing:
+            self.options = self.options._replace(**options)
+            return list(self._states)
 
     def _is_method(self, wrapper: Any, kind: type) -> bool:
         """Return whether the class holds ``wrapper``, or what other decorators made of it.

@@ -16,6 +16,7 @@ from hypothesis import given, settings, strategies as st
 
 from greenroom import serve
 from greenroom.core.errors import GreenroomError, InvalidRequestError
+from greenroom.serve.decorators import batching
 from tests.support.virtual_time import VirtualTimeLoop, run
 
 pytestmark = pytest.mark.anyio
@@ -404,6 +405,28 @@ def test_limits_may_be_changed_from_another_thread():
 
     assert asyncio.run(main()) == 1
     function.set_max_batch_size(2)  # with its loop closed
+
+
+def test_limits_that_are_changed_while_a_queue_is_made_hold_for_it(monkeypatch):
+    @serve.batch(max_batch_size=100, batch_wait_timeout_s=1000)
+    async def function(items: list[int]) -> list[int]:
+        return items
+
+    changing = threading.Thread(target=function.set_batch_wait_timeout_s, args=(0,))
+    make = batching._Batching.make
+
+    def make_slowly(self: Any, loop: asyncio.AbstractEventLoop) -> Any:
+        queue = make(self, loop)  # with the limits of now
+        changing.start()
+        changing.join(0.1)
+        return queue
+
+    monkeypatch.setattr(batching._Batching, "make", make_slowly)
+
+    async def main() -> int:
+        return await asyncio.wait_for(function(1), 20)
+
+    assert asyncio.run(main()) == 1
 
 
 def test_each_loop_has_a_queue_of_its_own_that_goes_with_it():
