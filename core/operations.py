@@ -22,7 +22,6 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
@@ -160,7 +159,7 @@ Weights = Annotated[dict[str, Share], BeforeValidator(_as_dict), AfterValidator(
 Digests = Annotated[tuple[str, ...], BeforeValidator(_as_tuple)]
 
 
-class DeploymentSpec(BaseModel):
+class DeploymentSpec(Checked):
     """One deployment: its name within its application, its code and its settings."""
 
     model_config = _EXACT
@@ -173,7 +172,7 @@ class DeploymentSpec(BaseModel):
     actor_options: PackedOptions = Field(default_factory=ActorOptions)
 
 
-class ApplicationSpec(BaseModel):
+class ApplicationSpec(Checked):
     """One application: its deployments, of which the one named ``ingress`` gets the route."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
@@ -182,6 +181,11 @@ class ApplicationSpec(BaseModel):
     ingress: str
     route_prefix: Route
     deployments: tuple[DeploymentSpec, ...]
+
+    @classmethod
+    def described(cls, _fields: Mapping[str, Any]) -> str:
+        """Say what could not be made."""
+        return "bad application"
 
 
 # --- What fields of rollouts may be ---------------------------------------------------------------
@@ -259,7 +263,7 @@ ReadyTimeoutS = Annotated[float, Field(gt=0, le=86400)]
 MaybeCompare = Annotated[Compare | None, BeforeValidator(_checked_compare)]
 
 
-class Canary(BaseModel):
+class Canary(Checked):
     """How an application's new version takes over from the running one.
 
     With ``compare`` as many queries as the first step gives it are mirrored to it, too.

@@ -7,12 +7,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from types import FunctionType, MappingProxyType, ModuleType
 from typing import Any, NamedTuple
 
-from pydantic import ValidationError
-
 from greenroom.core.config import CALLBACK_SECRET, ActorOptions, LoggingConfig, RuntimeEnv
 from greenroom.core.errors import InvalidRequestError
 from greenroom.core.operations import ApplicationSpec, DeploymentSpec
-from greenroom.core.validation import problems_in, unknown_name
+from greenroom.core.validation import unknown_name
 from greenroom.serve.admin.checks import check_answers_http
 from greenroom.serve.code.modules import Modules
 from greenroom.serve.code.packing import Code, CodePickler, pack_code, packed
@@ -88,13 +86,9 @@ def build(
             application.deployment.func_or_class,
             deployments[-1].config.http_call_methods,
         )
-    try:
-        spec = ApplicationSpec(
-            name=name, ingress=ingress, route_prefix=route_prefix, deployments=deployments
-        )
-    except ValidationError as error:
-        problems = "; ".join(problems_in(error))
-        raise InvalidRequestError(f"bad application: {problems}") from None
+    spec = ApplicationSpec(
+        name=name, ingress=ingress, route_prefix=route_prefix, deployments=deployments
+    )
     return Built((spec,), builder.folders, tuple(builder.needs()))
 
 

@@ -162,6 +162,9 @@ def test_two_deployments_of_one_name_get_suffixes_as_in_ray_serve(caplog):
     built = build(Node.bind(Node.bind(Node.bind())), "a")
     assert names(built) == ["Node", "Node_1", "Node_2"]
     assert built.applications[0].ingress == "Node_2"
+    long = Leaf.options(name="n" * 75)
+    with pytest.raises(InvalidRequestError, match=r"name='n+_1': expected at most 75 bytes"):
+        build(Node.bind(long.bind(), long.bind()), "a")
 
 
 @pytest.mark.parametrize(
