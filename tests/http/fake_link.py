@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import itertools
 import pickle
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 
@@ -58,6 +59,7 @@ class FakeLink:
         self.handler = handler
         self.asked: list[Asked] = []
         self.cancelled = 0
+        self.cancelled_at = 0.0  # the last of them
         self.started = self.stopped = False
         self.next_id = itertools.count(1).__next__
         self.route_table = {"/": "echo"}
@@ -118,7 +120,9 @@ class FakeLink:
             answer = await outcome
             finished = True
         finally:
-            self.cancelled += not finished
+            if not finished:
+                self.cancelled += 1
+                self.cancelled_at = time.monotonic()
         return answer
 
     async def routes(self) -> dict[str, str]:

@@ -36,6 +36,7 @@ def description(asked):
         "asked": len(link.asked),
         "asked_paths": [unquote(other.path) for other in link.asked],
         "cancelled": link.cancelled,
+        "cancelled_at": link.cancelled_at,
     }
 
 
