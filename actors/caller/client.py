@@ -6,9 +6,10 @@ testing has its own.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from functools import partial
 from typing import Any
 
@@ -32,15 +33,15 @@ class PendingQuery:
         self._stream: Stream | None = None
 
     def answered(self, answer: Any) -> None:
-        """Give the future its result, unless it was cancelled."""
+        """Give the future its result, unless it was cancelled or has failed."""
         if isinstance(answer, Stream):
             self._stream = answer
-        if self.future.set_running_or_notify_cancel():
+        with contextlib.suppress(InvalidStateError):
             self.future.set_result(answer)
 
     def failed(self, error: BaseException) -> None:
-        """Make the future raise, unless it was cancelled."""
-        if self.future.set_running_or_notify_cancel():
+        """Make the future raise, unless it was cancelled or is answered."""
+        with contextlib.suppress(InvalidStateError):
             self.future.set_exception(error)
 
     def cancel(self) -> None:

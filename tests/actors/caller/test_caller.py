@@ -13,6 +13,7 @@ from greenroom.actors.caller.client import CallerClient
 from greenroom.actors.caller.proxy_link import FIRST_REPEATS, NO_PROXY_S, RESEND_S
 from greenroom.actors.caller.streams import Stream, StreamFailedError
 from greenroom.actors.messages import queries as m
+from greenroom.core.errors import NotRunningError
 from greenroom.core.routing.tickets import BODY
 from greenroom.serve.handle import DeploymentResponseGenerator
 from tests.support.lone_loop import LoneLoop
@@ -138,6 +139,22 @@ def test_a_stream_that_is_collected_ends_its_query_when_the_caller_is_not_at_wor
     loop.pass_time(0)
     assert caller.queries.keys() == {1}
     assert bool(stopped(loop)) == has_begun
+
+
+def test_a_call_that_is_answered_and_fails_at_once_has_the_first_of_both():
+    """As one that waits for an argument, which comes while the connection is closed."""
+    client, error = CallerClient(asked()[0]), NotRunningError("the connection was closed")
+    answer = m.FailedAnswer(1, "ReplicaUnavailableError", "the connection was closed")
+    first, second, cancelled = (client.pending("a call") for _ in range(3))
+    first.answered(answer)
+    second.failed(error)
+    cancelled.cancel()
+    for call in (first, second, cancelled):
+        call.failed(error)
+        call.answered(answer)
+    assert first.future.result() is answer
+    assert second.future.exception() is error
+    assert cancelled.future.cancelled()
 
 
 def submitted(loop: LoneLoop, to: str) -> list[tuple[int, ...]]:
