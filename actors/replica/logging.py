@@ -11,6 +11,7 @@ A log that cannot be written must not stop the serving, so records are dropped t
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import logging
 import os
@@ -37,6 +38,7 @@ _PYTHONS = frozenset({*vars(logging.makeLogRecord({})), "message", "asctime", "t
 CANCELLED = 499
 
 _logs_queries = False
+_handler: ReplicaHandler | None = None
 
 
 def _context() -> dict[str, Any]:
@@ -146,28 +148,29 @@ def _json(line: dict[str, Any]) -> str:
 
 
 class ReplicaHandler(_StreamHandler):
-    """Writes to a file of this process's own, whatever user code does to sys.stderr."""
+    """Writes to a file of this process's own, whatever user code does to sys.stderr.
 
-    def __init__(self, descriptor: int, formatter: logging.Formatter) -> None:
-        super().__init__(
-            os.fdopen(descriptor, "a", buffering=1, encoding="utf-8", errors="backslashreplace")
-        )
-        self.setFormatter(formatter)
+    It is kept when the settings change, with another file: any thread may be on its way to it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(io.StringIO())  # until it has a file
         self.addFilter(ContextFilter())
+
+    def write_to(self, descriptor: int, formatter: logging.Formatter) -> None:
+        """Write to this file from now on, and close the one before."""
+        how: Any = {"buffering": 1, "encoding": "utf-8", "errors": "backslashreplace"}
+        stream = os.fdopen(descriptor, "a", **how)
+        self.acquire()
+        before, self.stream, self.formatter = self.stream, stream, formatter
+        self.release()
+        with contextlib.suppress(OSError):
+            before.close()
 
     def handleError(self, record: logging.LogRecord) -> None:
         """Report on stderr what was wrong with the record, unless that fails too."""
         with contextlib.suppress(OSError, ValueError):  # a full disk, a closed stderr
             super().handleError(record)
-
-    def close_file(self) -> None:
-        """Close it, and the file; ``close`` does not, as user code closes all handlers there are.
-
-        ``logging.config.dictConfig`` does that.
-        """
-        self.close()
-        with contextlib.suppress(OSError):
-            self.stream.close()
 
 
 def our_logger() -> logging.Logger:
@@ -185,27 +188,22 @@ def configure(values: Mapping[str, Any] | None, tag: str) -> None:
 
     Without one, records of level INFO are lines of text, and queries that went well are not logged.
     """
-    global _logs_queries  # noqa: PLW0603  # one per process, as the loggers are
+    global _handler, _logs_queries  # noqa: PLW0603  # one per process, as the loggers are
     config = (
         LoggingConfig(enable_access_log=False) if values is None else LoggingConfig.read(values)
     )
     attributes = config.additional_log_standard_attrs
     is_json = config.encoding == "JSON"
     formatter = JsonFormatter(attributes) if is_json else TextFormatter(attributes)
-    handler = ReplicaHandler(_open(config.logs_dir, tag), formatter)
+    _handler = handler = _handler or ReplicaHandler()
+    handler.write_to(_open(config.logs_dir, tag), formatter)
     ours = our_logger()
-    old = [each for each in ours.handlers if isinstance(each, ReplicaHandler)]
     for logger in (logging.root, ours):
         logger.setLevel(config.level)
-        for each in old:
-            logger.removeHandler(each)
     ours.propagate = False
     ours.addHandler(handler)
     logging.lastResort = handler
-    if values is not None:
-        logging.root.addHandler(handler)
-    for each in old:
-        each.close_file()
+    (logging.root.removeHandler if values is None else logging.root.addHandler)(handler)
     _logs_queries = config.enable_access_log
 
 

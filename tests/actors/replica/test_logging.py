@@ -16,6 +16,7 @@ from greenroom.core.errors import InvalidRequestError
 from greenroom.serve import schema
 from greenroom.serve.context import ContextFilter
 from greenroom.serve.exceptions import DeployFailedError
+from tests.support.programs import python
 from tests.support.queries import query
 from tests.support.systems import RunningSystem, wait_until
 
@@ -62,6 +63,24 @@ class Talker:
         logger = logging.getLogger("own")
         logger.addHandler(handler)
         logger.info("here")
+
+
+CHANGE_AMID_A_RECORD = """
+import logging, sys
+from greenroom.actors.replica import logging as replicas
+
+replicas.configure({"logs_dir": sys.argv[1]}, "before")
+logger = logging.getLogger("greenroom.serve")
+(handler,) = logger.handlers  # as a thread has it that is about to write a record
+replicas.configure({"logs_dir": sys.argv[1]}, "after")
+handler.handle(logger.makeRecord("mine", logging.INFO, "", 0, "on its way", (), None))
+"""
+
+
+def test_a_record_that_is_on_its_way_while_settings_change_is_not_lost(tmp_path):
+    python("-c", CHANGE_AMID_A_RECORD, tmp_path)
+    assert not (tmp_path / "replica-before.log").read_text()
+    assert (tmp_path / "replica-after.log").read_text().endswith(" -- on its way\n")
 
 
 def text_of(running: RunningSystem, name: str) -> str:
