@@ -33,7 +33,9 @@ from greenroom.actors.runtime.settings import DEFAULT_SILENCE_TIMEOUT_S, HostSet
 from greenroom.actors.runtime.state_dir import check_state_dir, make_private
 from greenroom.core.errors import GreenroomError, StartError
 
-START_TIMEOUT_S = 30.0
+START_TIMEOUT_S = 30.0  # without progress
+READY_FD = "GREENROOM_READY_FD"  # where the host process says how its start goes
+WAITING = "waiting for "  # begins each of its lines but the last
 CHECK_EVERY_S = 1.0
 HOST_PROCESS = "greenroom.actors.host.process:main"
 
@@ -73,7 +75,7 @@ def begin(
     def wait() -> bool:
         nonlocal ready_fd
         while ready_fd is not None:
-            line = _read_outcome(ready_fd)
+            line = _read_outcome(ready_fd, on_progress)
             if line == "ready":
                 return True
             if line != "running":
@@ -97,7 +99,7 @@ def _attempt(
     read_fd, write_fd = os.pipe()
     output = open_log(settings, "host")
     try:
-        environ = {**settings.to_environ(), "GREENROOM_READY_FD": str(write_fd)}
+        environ = {**settings.to_environ(), READY_FD: str(write_fd)}
         environ[MARK] = mark_of(settings.state_dir)  # last, where no long title reaches
         forking.launch(
             HOST_PROCESS,
@@ -210,17 +212,20 @@ def _prepare_folders(settings: HostSettings) -> None:
             ) from None
 
 
-def _read_outcome(fd: int) -> str:
-    """Read the host process's one line: "ready", "running", or what went wrong; close ``fd``."""
-    deadline = time.monotonic() + START_TIMEOUT_S
-    text = b""
-    with os.fdopen(fd, "rb", buffering=0) as line:
-        while not text.endswith(b"\n"):
-            left_s = deadline - time.monotonic()
-            if left_s <= 0 or not select.select([line], [], [], left_s)[0]:
-                return f"the system was not ready within {START_TIMEOUT_S:g} s; see logs/host.log"
-            chunk = line.read(65536)
-            if not chunk:
+def _read_outcome(fd: int, on_progress: Callable[[str], None]) -> str:
+    """Read the host process's last line: "ready", "running", or what went wrong; close ``fd``."""
+    line, text = f"{WAITING}the host process", b""
+    with os.fdopen(fd, "rb", buffering=0) as lines:
+        while line.startswith(WAITING):
+            if b"\n" in text:
+                first, _, text = text.partition(b"\n")
+                line = first.decode()
+                if line.startswith(WAITING):
+                    on_progress(line)
+            elif not select.select([lines], [], [], START_TIMEOUT_S)[0]:
+                return f"no progress within {START_TIMEOUT_S:g} s, {line}; see logs/host.log"
+            elif chunk := lines.read(65536):
+                text += chunk
+            else:
                 return "the host process died at its start; see logs/host.log in the state dir"
-            text += chunk
-    return text.decode().strip()
+    return line.strip()

@@ -42,6 +42,7 @@ from greenroom.actors.cluster.membership import Membership
 from greenroom.actors.environments import environment, folders
 from greenroom.actors.host.ends import COUNT_EVERY_S, Ends, record_end
 from greenroom.actors.host.front import Front, GrpcServer, answers_http, shown_url, url_of
+from greenroom.actors.host.launcher import READY_FD, WAITING
 from greenroom.actors.messages.admin import request_of
 from greenroom.actors.messages.control import DescribeEnd, EndDescribed, StopHost
 from greenroom.actors.messages.queries import Address, Process
@@ -92,7 +93,8 @@ logger = logging.getLogger(__name__)
 
 ROTATE_EVERY_S = 10.0
 PRUNE_EVERY_S = 60.0  # logs and folders that are not needed, and actors that are not known
-READY_TIMEOUT_S = 25.0
+READY_TIMEOUT_S = 25.0  # for each thing that a start waits for
+TELL_AFTER_S = 1.0  # of waiting
 READY_POLL_S = 0.005
 JOIN_TIMEOUT_S = 5.0  # after which what keeps this host from joining, and may pass, is an error
 START_AGAIN_S = 0.2  # so that starting over does not spin
@@ -180,13 +182,16 @@ def lock(settings: HostSettings) -> int | None:
     return fd
 
 
-def notify_starter(text: str) -> None:
-    """Tell the process that started this one how it went: one line, once."""
-    fd = os.environ.pop("GREENROOM_READY_FD", "")
+def notify_starter(text: str, *, is_over: bool = True) -> None:
+    """Tell the process that started this one how it went, in one line; before, what it does."""
+    fd = os.environ.get(READY_FD, "")
     if fd:
         with contextlib.suppress(BrokenPipeError):  # it was killed or interrupted; we go on
-            os.write(int(fd), (text.replace("\n", " ") + "\n").encode())
-        os.close(int(fd))
+            line = ("" if is_over else WAITING) + text.replace("\n", " ") + "\n"
+            os.write(int(fd), line.encode())
+        if is_over:
+            del os.environ[READY_FD]
+            os.close(int(fd))
 
 
 def bring_up(
@@ -373,24 +378,41 @@ class Host:
                 raise StartError("the actor system's admin does not answer; see logs/host.log")
             await asyncio.sleep(READY_POLL_S)
         self._membership.begin()
-        while not (
-            self._is_in_cluster()
-            and self._grpc.is_ready
-            and await asyncio.to_thread(answers_http, settings)
-        ):
-            passed_s = time.monotonic() - begun_at
+        waits: dict[str, float] = {}  # for what, and since when
+        told = ""
+        while lacks := await self._lacks():
+            now = time.monotonic()
+            waits.setdefault(lacks, now)
+            waited_s = now - max(waits.values())  # what is lacked again is no progress
             if not starts_over:
-                self._check_progress(passed_s)
-            if passed_s > READY_TIMEOUT_S:
+                self._check_progress(now - begun_at)
+            if waited_s > READY_TIMEOUT_S:
                 raise StartError(
-                    f"{url_of(settings)}/-/healthz does not answer 200"
-                    if self._is_in_cluster()
-                    else f"cannot join {self._membership.others}: no controller answers"
+                    f"{url_of(settings)}/-/healthz does not answer 200: after "
+                    f"{now - begun_at:.0f} s this host still waits for {lacks}"
                 )
+            if waited_s > TELL_AFTER_S and told != lacks:
+                told = lacks
+                notify_starter(lacks, is_over=False)
             await asyncio.sleep(READY_POLL_S)
         if not starts_over:
             self._supervise()
         self._report()  # now with the front's workers
+
+    async def _lacks(self) -> str:
+        """Return what this host waits for until it answers HTTP; "" where it does."""
+        controller = self._membership.controller
+        if not self._is_in_cluster():
+            return f"the controller of {self._membership.others}"
+        if not self._grpc.is_ready:
+            return "the gRPC server (logs/grpc.log)"
+        if await asyncio.to_thread(answers_http, self._settings):
+            return ""
+        if not self._front.workers:
+            return "the HTTP front's workers (logs/front.log)"
+        if controller.found is None:
+            return "the controller (logs/controller.log)"
+        return "the controller's tables (logs/controller.log, logs/proxy.log)"
 
     def _report(self) -> None:
         self._port.loop.guarded(self._membership.report)

@@ -8,15 +8,18 @@ import signal
 import subprocess
 import sys
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from greenroom import serve
-from greenroom.actors.host import process
+from greenroom.actors.host import launcher, process
 from greenroom.actors.runtime.records import HOST_ROLE, RunRecords, is_ready
 from greenroom.actors.runtime.settings import read_settings
+from greenroom.core.errors import StartError
 from tests.actors.conftest import deploy
 from tests.support.systems import RunningSystem, alive, running_system, wait_until
 
@@ -73,6 +76,86 @@ def test_a_stop_that_is_asked_for_while_a_host_starts_over_waits_for_its_next_pr
         signal.signal(signal.SIGTERM, before)
         os.close(lock_fd)
     assert pending == [signal.SIGTERM]
+
+
+def starting(monkeypatch: pytest.MonkeyPatch, lacks: list[tuple[str, float]]) -> list[str]:
+    """Start a host that lacks one thing after the other for so long; return what it tells."""
+    clock = [0.0]
+    monkeypatch.setattr(process, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    left = [name for name, seconds in lacks for _ in range(int(seconds))]
+
+    async def lack() -> str:
+        clock[0] += 1.0
+        return left.pop(0) if left else ""
+
+    async def answers() -> bool:
+        return True
+
+    nothing = lambda *_, **__: None  # noqa: E731
+    host: Any = SimpleNamespace(
+        _settings=read_settings({}),
+        _port=SimpleNamespace(loop=SimpleNamespace(keep_beating=nothing), answers=answers),
+        _grpc=SimpleNamespace(is_wanted=False),
+        _membership=SimpleNamespace(begin=nothing),
+        _lacks=lack,
+        _check_progress=nothing,
+        _supervise=nothing,
+        _report=nothing,
+    )
+    read_fd, write_fd = os.pipe()
+    monkeypatch.setenv("GREENROOM_READY_FD", str(write_fd))
+    try:
+        asyncio.run(process.Host.start(host, starts_over=False))
+    finally:
+        os.close(write_fd)
+        with open(read_fd) as told:
+            lines = told.read().splitlines()
+    return lines
+
+
+def test_a_slow_start_goes_on_while_one_thing_after_the_other_is_there(monkeypatch):
+    lacks = [("the workers", 20.0), ("the controller", 20.0), ("nothing", 1.0), ("tables", 20.0)]
+    told = starting(monkeypatch, lacks)
+    assert told == [f"waiting for {each}" for each in ("the workers", "the controller", "tables")]
+
+
+def test_a_start_fails_after_too_long_with_what_it_waits_for(monkeypatch):
+    lacks = [("the workers", 10.0), ("the controller", 10.0), ("the workers", 20.0)]
+    with pytest.raises(StartError, match=r"healthz .*: after 37 s this host still waits for the w"):
+        starting(monkeypatch, lacks)
+
+
+@pytest.fixture
+def begun(monkeypatch, tmp_path):
+    """Begin a start; yield what waits for it, what it shows, and where its host process speaks."""
+    monkeypatch.setattr(launcher, "START_TIMEOUT_S", 3.0)
+    says: list[int] = []
+    launch = lambda *_, keep, **__: says.append(os.dup(keep[0]))  # noqa: E731
+    monkeypatch.setattr(launcher.forking, "launch", launch)
+    shown: list[str] = []
+    wait = launcher.begin(read_settings({}, state_dir=str(tmp_path)), on_progress=shown.append)
+    with open(says[0], "w", buffering=1) as line:
+        yield wait, shown, line
+
+
+def test_a_starter_waits_while_there_is_progress_and_shows_it(begun):
+    wait, shown, line = begun
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(wait)
+        for number in range(4):
+            time.sleep(0.8)
+            print(f"waiting for {number}", file=line)
+        print("ready", file=line)
+        assert waiting.result(20) is True
+    assert shown[1:] == [f"waiting for {number}" for number in range(4)]
+
+
+def test_a_starter_that_hears_nothing_more_says_what_the_start_waits_for(begun, monkeypatch):
+    wait, _, line = begun
+    monkeypatch.setattr(launcher, "START_TIMEOUT_S", 0.2)
+    print("waiting for the disk", file=line)
+    with pytest.raises(StartError, match=r"no progress within 0\.2 s, waiting for the disk; see"):
+        wait()
 
 
 @pytest.mark.slow
