@@ -148,7 +148,7 @@ class Database:
         def cancel() -> None:
             session.cut = (float("inf"), lambda: None)
 
-        return SimpleNamespace(start=start, cancel=cancel)
+        return SimpleNamespace(start=start, cancel=cancel, join=lambda: None)  # it has no thread
 
     # --- Clients ----------------------------------------------------------------------------------
 
