@@ -18,7 +18,7 @@ from greenroom.core.cluster.cluster import Cluster
 from greenroom.core.config import config_of_replica
 from greenroom.core.errors import last_line
 from greenroom.core.lifecycle.releases import numbered
-from greenroom.core.lifecycle.replicas import LIVE
+from greenroom.core.lifecycle.replicas import LIVE, RestartReason
 from greenroom.core.records import CODE
 from greenroom.persistence.checkpoints import Checkpoints
 from greenroom.persistence.kv import StoreError, StoreNotReadableError
@@ -145,10 +145,14 @@ class Supervisor:
             self._replicas[tag].asked_by[str(sender)] = sender, message
 
     def _exited(self, replica: _Replica, process: m.Process | None, address: m.Address) -> None:
-        """Ask how a replica ended that was to go on, or may have run out of memory in draining."""
+        """Ask how a replica ended that was to go on, or may have run out of memory in draining.
+
+        Not where it has said itself that it does: proxies do not wait for long.
+        """
         backend = self._cluster.backend_of(replica.tag)
         core = None if backend is None else backend.replicas[replica.tag]
-        if self._stopping or core is None or not (core.state in LIVE or core.worn):
+        is_known = core and RestartReason.parse(core.worn) is RestartReason.OUT_OF_MEMORY
+        if self._stopping or core is None or is_known or not (core.state in LIVE or core.worn):
             self._gone(replica)
         else:
             self._loop.start(self._died(replica, process, address))
