@@ -68,7 +68,7 @@ def _status_line(status: int) -> bytes:
     return b"HTTP/1.1 %d %b\r\n" % (status, phrase.encode())
 
 
-STATUS_LINES = {status: _status_line(status) for status in range(100, 600)}
+STATUS_LINES = {status: _status_line(status) for status in range(100, 1000)}
 
 
 def response_head(status: int, headers: Headers, default_head: bytes) -> bytes:
@@ -194,8 +194,8 @@ def end_body(reply: Reply | None) -> None:
 
 
 def _check_status(status: int) -> None:
-    if not 200 <= status <= 599:
-        raise BadHeaderError(f"user code returned the status {status!r}, expected 200 to 599")
+    if not 200 <= status <= 999:
+        raise BadHeaderError(f"user code returned the status {status!r}, expected 200 to 999")
 
 
 def passed_on(answer_headers: tuple[tuple[bytes, bytes], ...]) -> Headers:

@@ -270,6 +270,12 @@ def test_an_answer_passes_with_its_status_headers_and_body(app):
     assert answer.all("link") == ["<1>", "<2>"]
 
 
+def test_a_status_that_http_does_not_know_passes_as_it_is(app):
+    app.link.handler = answering([], b"as some sites have it", 999)
+    assert app.ask().status == 999
+    assert app.log()[0]["status"] == 999
+
+
 def test_headers_about_the_connection_are_not_passed_on(app):
     sent = [
         (b"Connection", b"close, X-Hop"),
@@ -305,7 +311,7 @@ def test_a_header_that_would_break_the_response_is_500_naming_it(app, header):
     assert not answer.all("x-injected")
 
 
-@pytest.mark.parametrize("status", [0, 100, 199, 600])
+@pytest.mark.parametrize("status", [0, 100, 199, 1000])
 def test_a_status_that_is_none_is_500(app, status):
     app.link.handler = answering(status=status)
     assert app.ask().status == 500
