@@ -19,6 +19,7 @@ import select
 import signal
 import subprocess
 import sys
+from functools import partial
 
 PR_SET_PDEATHSIG = 1  # prctl(2)
 PASSED_OVER = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -41,7 +42,7 @@ def _run(grace_s: float, command: list[str]) -> int:
             command,
             stdin=subprocess.DEVNULL,
             start_new_session=True,
-            preexec_fn=_end_with_parent,  # noqa: PLW1509  # there are no threads
+            preexec_fn=partial(end_with, os.getpid()),  # noqa: PLW1509  # there are no threads
         )
     except (OSError, subprocess.SubprocessError) as error:
         sys.stderr.write(f"the engine cannot be started: {error}\n")
@@ -55,8 +56,11 @@ def _run(grace_s: float, command: list[str]) -> int:
     return code if code >= 0 else 128 - code
 
 
-def _end_with_parent() -> None:
+def end_with(parent: int) -> None:
+    """Have the kernel kill this process with its parent; end where that has ended already."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
 
 
 def _signal(group: int, number: signal.Signals) -> None:

@@ -8,6 +8,7 @@ import os
 import shlex
 import signal
 import socket
+import subprocess
 import sys
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
@@ -249,6 +250,12 @@ def test_what_an_engine_takes_no_connection_for_runs_at_another(running, deploye
     assert {status for status, _ in answered} == {200}
     assert deaf not in {pid for _, pid in answered}
     assert alive(int(deaf))  # it was nobody's death that had them run elsewhere
+
+
+def test_an_engine_whose_keeper_has_died_before_it_could_be_tied_to_it_does_not_begin():
+    code = "from greenroom.serve.engines.keeper import end_with; end_with(0); print('it begins')"
+    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, check=False)
+    assert (done.returncode, done.stdout) == (1, b"")
 
 
 @pytest.mark.parametrize(
