@@ -12,6 +12,7 @@ from __future__ import annotations
 import io
 import linecache
 import types
+from functools import partial, partialmethod
 from typing import Any
 
 import cloudpickle
@@ -39,6 +40,8 @@ class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle 
 
     def reducer_override(self, obj: Any) -> Any:
         """Return how to pickle ``obj``; NotImplemented for pickle's own way."""
+        if type(obj) is partialmethod:  # pickle's own cannot be loaded by Python 3.14 (and 3.15)
+            return partial(partialmethod, **obj.keywords), (obj.func, *obj.args)
         if not isinstance(obj, types.CodeType):
             return super().reducer_override(obj)
         _, arguments = self.dispatch_table[types.CodeType](obj)

@@ -3,11 +3,12 @@
 import linecache
 import pickle
 import textwrap
+from functools import partialmethod
 
 import pytest
 
 from greenroom.actors.replica.modules import users_traceback
-from greenroom.actors.replica.pickling import dumps
+from greenroom.actors.replica.pickling import ByValuePickler, dumps
 from greenroom.serve.code.packing import pack_arguments, pack_code
 from tests.support.programs import python
 
@@ -99,3 +100,11 @@ def test_what_a_call_takes_has_the_files_name_but_not_its_text():
         assert b"in the file" not in pickled
         (fails,), _ = pickle.loads(pickled)
         assert fails.__code__.co_filename == name
+
+
+def test_a_partial_method_is_made_as_it_was():
+    """Not by ``__new__`` without arguments, which Python 3.14 refuses."""
+    method = partialmethod(divmod, 7, other=1)
+    make, arguments = ByValuePickler().reducer_override(method)
+    for made in (make(*arguments), pickle.loads(dumps(method))):
+        assert (made.func, made.args, made.keywords) == (divmod, (7,), {"other": 1})
