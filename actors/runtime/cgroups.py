@@ -64,14 +64,21 @@ def enter(folder: Path, replica: str, num_cpus: float) -> Group | None:
     weight = min(max(round(WEIGHT * num_cpus), 1), MAX_WEIGHT) if num_cpus else WEIGHT
     try:
         (folder / "cgroup.subtree_control").write_text("+memory +cpu", encoding="ascii")
-        group.mkdir(exist_ok=True)
-        (group / "cpu.weight").write_text(str(weight), encoding="ascii")
-        (group / "memory.oom.group").write_text("1", encoding="ascii")
-        (group / "cgroup.procs").write_text(str(os.getpid()), encoding="ascii")
+        try:
+            _make_and_enter(group, weight)
+        except FileNotFoundError:  # the host process found it empty just then
+            _make_and_enter(group, weight)
     except OSError as error:
         logger.warning("%s has no control group of its own: %s", replica, error)
         return None
     return Group(group)
+
+
+def _make_and_enter(group: Path, weight: int) -> None:
+    group.mkdir(exist_ok=True)
+    (group / "cpu.weight").write_text(str(weight), encoding="ascii")
+    (group / "memory.oom.group").write_text("1", encoding="ascii")
+    (group / "cgroup.procs").write_text(str(os.getpid()), encoding="ascii")
 
 
 def has_run_out_of_memory(folder: Path, replica: str) -> bool:

@@ -187,7 +187,11 @@ def end_of_log(folder: Path, log: str | None, after: int | None) -> dict[str, An
         return {"logs": _names(folder)}
     if log not in {path.stem for path in folder.glob("*.log")}:
         return {}
-    with (folder / f"{log}.log").open("rb") as file:
+    try:
+        opened = (folder / f"{log}.log").open("rb")
+    except FileNotFoundError:  # deleted meanwhile
+        return {}
+    with opened as file:
         size = file.seek(0, os.SEEK_END)
         wanted = 0 if after is None or after > size else after
         begin = max(wanted, size - MAX_END_BYTES)

@@ -64,7 +64,8 @@ class Logs:
     def skip(self) -> None:
         """Go to the end: only what is written from now on is read."""
         for path in self._paths():
-            self._read[path] = path.stat().st_size
+            with contextlib.suppress(FileNotFoundError):  # deleted between the listing and now
+                self._read[path] = path.stat().st_size
 
     def tail(self, count: int) -> list[Line]:
         """Return the last lines of each log, and go to the end."""

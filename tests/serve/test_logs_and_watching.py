@@ -1,6 +1,7 @@
 import itertools
 import os
 
+from greenroom.actors.runtime.logs import end_of_log
 from greenroom.serve.cli.deploying import Watcher
 from greenroom.serve.cli.logs import Line, Logs
 
@@ -42,6 +43,14 @@ def test_only_what_is_new_and_complete_is_read(tmp_path):
         assert texts(logs.read()) == ["two"]
     (tmp_path / "late.log").write_bytes(b"\xff\n")
     assert texts(logs.read()) == ["\ufffd"]
+
+
+def test_a_log_that_is_deleted_once_it_is_listed_is_passed_over(tmp_path):
+    (tmp_path / "a.log").symlink_to(tmp_path / "deleted")
+    logs = Logs(tmp_path)
+    logs.skip()
+    assert not texts(logs.read())
+    assert end_of_log(tmp_path, "a", None) == {}
 
 
 def test_a_truncated_log_is_read_from_its_start(tmp_path):

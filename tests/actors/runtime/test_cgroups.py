@@ -53,6 +53,22 @@ def test_there_are_none_without_the_kernels_file(tmp_path):
     assert cgroups.handed_on(tmp_path, tmp_path / "own") is None
 
 
+def test_a_group_that_is_removed_as_empty_before_its_replica_is_in_it_is_made_again(
+    unit, monkeypatch
+):
+    made, mkdir = [], Path.mkdir
+
+    def late(path, **options):  # until the host process has removed it
+        mkdir(path, **options)
+        made.append(path)
+        if len(made) == 1:
+            cgroups.remove_empty(unit)
+
+    monkeypatch.setattr(Path, "mkdir", late)
+    assert cgroups.enter(unit, TAG, 1.0) is not None
+    assert len(made) == 2
+
+
 @pytest.mark.parametrize(
     ("num_cpus", "weight"), [(0.0, 100), (1.0, 100), (0.5, 50), (0.001, 1), (1000.0, 10_000)]
 )
