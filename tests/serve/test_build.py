@@ -140,7 +140,7 @@ def test_an_application_in_the_closure_of_what_is_deployed_is_refused():
 
 def test_objects_without_applications_are_passed_on_as_they_are():
     chain = None
-    for _ in range(5_000):
+    for _ in range(50_000):
         chain = SimpleNamespace(next=chain)
     resolved = build(Node.bind(SimpleNamespace(lock=None), [Config]), "a").deployments[-1]
     assert arguments(resolved)[0][0] == SimpleNamespace(lock=None)
