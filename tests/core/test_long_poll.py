@@ -253,7 +253,7 @@ def test_thousands_of_listeners_cost_an_entry_each() -> None:
     names = [f"l{number}" for number in range(5_000)]
     everything = listen(poll, names[0], NOTHING_SEEN)
     assert everything is not None
-    began = time.perf_counter()
+    began = time.process_time()  # others may have the processor
     for name in names:
         assert listen(poll, name, everything.upto) is None
     for round_ in range(10):
@@ -269,5 +269,5 @@ def test_thousands_of_listeners_cost_an_entry_each() -> None:
         assert poll.held_by_all("k0")
         for name in names:  # heartbeats
             assert listen(poll, name, upto) is None
-    seconds = time.perf_counter() - began
-    assert seconds < 5, f"some 160,000 calls took {seconds:.1f} s; they take 0.3 s where it is idle"
+    seconds = time.process_time() - began
+    assert seconds < 5, f"some 160,000 calls took {seconds:.1f} s of the processor, not 0.3"
