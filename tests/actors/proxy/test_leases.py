@@ -23,7 +23,7 @@ from greenroom.actors.messages.queries import (
 )
 from greenroom.actors.proxy import leases as desks
 from greenroom.core.errors import DeploymentUnavailableError, ReplicaUnavailableError
-from greenroom.core.routing.leases import FENCE_S
+from greenroom.core.routing.leases import FENCE_S, IDLE_S
 from greenroom.core.routing.tables import ENDPOINT_PREFIX, EndpointTable
 from greenroom.serve.handle import DeploymentHandle
 from tests.actors.one_process import OneProcess, Place
@@ -76,7 +76,9 @@ class Leased:
 
 
 @pytest.fixture
-def leased(request, one_process):
+def leased(request, one_process, monkeypatch):
+    """Return what keeps its leases: for IDLE_S any process may be held up."""
+    monkeypatch.setattr(caller_leases, "IDLE_S", 3600.0)
     return Leased(one_process(Model, limit=8, **getattr(request, "param", {})))
 
 
@@ -91,7 +93,8 @@ def on_its_loop(test: Callable[..., Any]) -> Callable[..., None]:
 
 
 @on_its_loop
-async def test_queries_go_straight_to_the_replica_and_are_counted_all_the_same(leased):
+async def test_queries_go_straight_to_the_replica_and_are_counted_all_the_same(leased, monkeypatch):
+    monkeypatch.setattr(caller_leases, "IDLE_S", IDLE_S)
     submitted: list[Any] = []
     submit = leased.one.proxy.dispatcher.submit
     leased.one.proxy.dispatcher.submit = (  # type: ignore[method-assign]
@@ -110,7 +113,6 @@ async def test_queries_go_straight_to_the_replica_and_are_counted_all_the_same(l
 @on_its_loop
 async def test_a_change_is_acknowledged_when_the_caller_has_returned_its_lease(leased, monkeypatch):
     monkeypatch.setattr(desks, "FENCE_S", 3600.0)  # so that no replica refuses it meanwhile
-    monkeypatch.setattr(caller_leases, "IDLE_S", 3600.0)  # nor is it returned as unused
     await leased.hold()
     running = leased.handle.remote(0.2)
     await until(lambda: leased.one.queries.running)
@@ -127,7 +129,7 @@ async def test_a_change_is_acknowledged_when_the_caller_has_returned_its_lease(l
 async def test_the_replica_refuses_what_a_caller_sends_that_does_not_answer(leased):
     await leased.hold()
     leased.leases.revoked = lambda _message: None  # type: ignore[method-assign]
-    running = leased.handle.remote(FENCE_S + 0.4)  # so that the lease is not idle
+    running = leased.handle.remote(FENCE_S + 0.4)
     await until(lambda: leased.one.queries.running)
     confirmed = leased.change()
     assert not confirmed
