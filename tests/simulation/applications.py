@@ -50,7 +50,7 @@ class Deployer(Client):
             reply = yield self._deploying(kind, version, canary)
             if reply.error_kind:
                 continue
-            yield self.rng.uniform(1.0, 8.0)
+            yield self.rng.uniform(0.5, 3.0)
             if (
                 canary and self.rng.random() < 0.5
             ):  # else by what its rules find, while there are queries

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SEEDS = 30
+SEEDS, OF_HOSTS = 24, 6  # of the first, few have more than one host
 TRIED = (
     "query done",
     "stream read to its end",
@@ -47,11 +47,12 @@ def simulate(*options: str, fails: bool = False, **environ: str) -> str:
 @pytest.mark.timeout(300)
 def test_whatever_dies_and_whenever_all_invariants_hold() -> None:
     output = simulate("--seeds", str(SEEDS))
+    output += simulate("--seeds", str(OF_HOSTS), "--hosts", "2", "--from", str(SEEDS))
     assert f"{SEEDS} seeds from 0: 0 failed" in output
+    assert f"{OF_HOSTS} seeds from {SEEDS}: 0 failed" in output
     for what in TRIED:
-        count = re.search(rf"(\d+) {what}", output)
-        assert count, output
-        assert int(count[1]) >= SEEDS / 20, f"{what} is hardly ever tried"
+        count = sum(map(int, re.findall(rf"(\d+) {what}", output)))
+        assert count >= (SEEDS + OF_HOSTS) / 20, f"{what} is hardly ever tried: {output}"
 
 
 @pytest.mark.slow
