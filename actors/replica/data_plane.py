@@ -88,6 +88,8 @@ REPORT_S = 0.002  # what the router does not wait for goes along with what comes
 ORPHANED_S = 10.0  # how often callers hear which of their queries run without a router
 LATE_S = 1.0  # after its deadline a query is ended here; until then that is the router's
 
+DRAIN_CHECK_S = 0.02
+
 PARTS_UNDER_WAY = 2_000_000  # bytes, which other answers to the same caller have to wait for
 
 _Item = Answer | PartedAnswer | Piece
@@ -591,7 +593,7 @@ class Queries:
     """Runs queries for any proxy, and answers their callers directly.
 
     All on user code's loop, but for ``limit``, ``accepting``, ``is_draining``, which the replica's
-    main thread sets, and ``running``, ``undelivered``, which it reads.
+    main thread sets, and ``running``, which it reads.
     """
 
     def __init__(
@@ -637,6 +639,21 @@ class Queries:
         """
         self.port.loop.post(self.copies.here.report)
         self.port.loop.post(self.proxies.caller.leases.report)
+
+    def when_drained(self, callback: Callback) -> None:
+        """Call, on this loop, once nothing runs here or is on its way; callable from any thread.
+
+        Only here that can be told for sure: a query may be about to begin that was let in before.
+        """
+
+        def check() -> None:
+            # What a caller sent under a lease that is still open may be on its way.
+            if self.running or self.undelivered or self.leases:
+                self.port.loop.call_later(DRAIN_CHECK_S, check)
+            else:
+                callback()
+
+        self.port.loop.post(check)
 
     def close_sockets(self) -> None:
         """Close all WebSockets, as this replica is to stop; callable from any thread."""

@@ -52,7 +52,7 @@ from greenroom.core.records import served_as
 
 logger = logging.getLogger(__name__)
 
-EXIT_CHECK_S = 0.02
+LEAST_DRAIN_S = 0.02
 # Containers more than there were. Python before 3.13 looks for garbage after 700, which 30 queries
 # under way have: as none leaves any, that took a tenth of the time of a batched model, for nothing.
 # More than 3.13's own default would let cycles of user code, which may hold tensors, live for long.
@@ -148,7 +148,7 @@ class Replica(LoopActor):
             self.queries.is_draining, self.queries.accepting = True, False
             self.queries.close_sockets()  # what they bring has no end to wait for
         self._report(then=self._drain)
-        self.loop.call_later(max(message.drain_s, EXIT_CHECK_S), self._leave)
+        self.loop.call_later(max(message.drain_s, LEAST_DRAIN_S), self._leave)
 
     def _is_for_me(
         self,
@@ -372,16 +372,16 @@ class Replica(LoopActor):
         )
 
     def _drain(self) -> None:
-        queries = self.queries
-        # What a caller sent under a lease that is still open may be on its way.
-        if queries is not None and (queries.running or queries.undelivered or queries.leases):
-            self.loop.call_later(EXIT_CHECK_S, self._drain)
-        elif self.user_code is None:
+        queries, user_code = self.queries, self.user_code
+        if queries is None or user_code is None:
             self._leave()
-        else:
-            if queries is not None:
-                queries.report()
-            self.loop.start(self._close(self.user_code))
+            return
+
+        def drained() -> None:
+            queries.report()
+            self.loop.post(lambda: self.loop.start(self._close(user_code)))
+
+        queries.when_drained(drained)
 
     async def _close(self, user_code: UserCode) -> None:
         failure = await asyncio.wrap_future(user_code.close())

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from greenroom.actors.messages import control as cm, queries as m
+from greenroom.actors.replica.data_plane import Queries
 from greenroom.actors.runtime.logs import replica_log
 from greenroom.actors.runtime.loop import STARVED_S
 from greenroom.core.config import BackendConfig
@@ -66,6 +67,43 @@ def test_draining_finishes_what_runs_then_finalizes_and_exits(replica_of, hand, 
     assert all(isinstance(answer, m.ValueAnswer) for answer in answers), answers
     wait_until(lambda: not replica.alive, 5, "the replica exits")
     assert (tmp_path / "notes").read_text().split() == [*["inside"] * 4, "finalized"]
+
+
+class Late(Gate):
+    """Lets a query in, and is held up before it counts it, until the folder has ``counts``."""
+
+    def __init__(self, folder: str) -> None:
+        super().__init__(folder)
+
+        def look(queries: Any) -> bool:
+            found = bool(vars(queries)["accepting"])
+            self.note("looked")
+            while (self.folder / "late").exists() and not (self.folder / "counts").exists():
+                time.sleep(0.005)
+            return found
+
+        put = lambda queries, value: vars(queries).update(accepting=value)  # noqa: E731
+        Queries.accepting = property(look, put)  # type: ignore[assignment]
+
+
+def test_a_query_that_is_let_in_just_before_the_replica_drains_is_answered(
+    replica_of, hand, noted, tmp_path
+):
+    replica = replica_of(Late, str(tmp_path))
+    (tmp_path / "late").touch()
+    replica.run(*replica.calls(1, "coroutine"))
+    noted("looked")
+    replica.stop(drain_s=20)
+    time.sleep(0.1)  # in which it would leave, as nothing seems to run
+    (tmp_path / "counts").touch()
+    noted("inside")
+    time.sleep(0.3)  # as above
+    assert replica.alive
+    assert "finalized" not in (tmp_path / "notes").read_text()
+    (tmp_path / "gate").touch()
+    (answer,) = hand.wait_for(m.AnswerQueries).message.answers
+    assert isinstance(answer, m.ValueAnswer), answer
+    wait_until(lambda: not replica.alive, 5, "the replica exits")
 
 
 class Finalizes(Noting):
