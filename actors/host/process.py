@@ -85,6 +85,7 @@ from greenroom.actors.transport.sockets import holder_of, local_listener
 from greenroom.actors.transport.thespian_base import install
 from greenroom.core.errors import StartError
 from greenroom.core.operations import StopCluster
+from greenroom.core.silence import TICK_S
 from greenroom.persistence.checkpoints import Checkpoints, is_record
 from greenroom.persistence.kv import OtherFormatError, StoreError, StoreMissingError
 from greenroom.persistence.locations import location_at
@@ -440,7 +441,9 @@ class Host:
         # With this one, the loop wakes for those of STOPS, too.
         asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, reap_children)
         reap_children()
-        await self._stop_wanted.wait()
+        while not self._stop_wanted.is_set():  # which a signal may do amid a step of wait()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stop_wanted.wait(), TICK_S)
         await self._stop()
 
     def _supervise(self) -> None:

@@ -11,7 +11,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -156,6 +156,29 @@ def test_a_starter_that_hears_nothing_more_says_what_the_start_waits_for(begun, 
     print("waiting for the disk", file=line)
     with pytest.raises(StartError, match=r"no progress within 0\.2 s, waiting for the disk; see"):
         wait()
+
+
+class InterruptedEvent(asyncio.Event):
+    """Is set by a signal when a waiter has seen that it is not, and is not known to wait yet."""
+
+    async def wait(self) -> Literal[True]:
+        self.set()
+        return await asyncio.get_running_loop().create_future()  # type: ignore[no-any-return]
+
+
+def test_a_stop_that_is_asked_for_as_the_host_process_begins_to_wait_for_it_is_heard(monkeypatch):
+    monkeypatch.setattr(process, "reap_children", lambda: None)
+    stopped = []
+
+    async def stop() -> None:
+        stopped.append(True)
+
+    async def run() -> None:
+        host: Any = SimpleNamespace(_stop_wanted=InterruptedEvent(), _stop=stop)
+        await asyncio.wait_for(process.Host.run(host), 20)
+
+    asyncio.run(run())
+    assert stopped
 
 
 @pytest.mark.slow
