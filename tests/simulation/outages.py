@@ -122,6 +122,8 @@ class Outage(Simulation):
             elif isinstance(thing, list | tuple | set | frozenset | deque):
                 counts[name] += len(thing)
                 left += [(name, each) for each in thing]
+            elif isinstance(thing, type):  # pydantic completes some when they are first used
+                continue
             elif type(thing).__module__.startswith(("greenroom.", "tests.simulation.hosts")):
                 left += [(f"{type(thing).__name__}.{n}", each) for n, each in _attributes(thing)]
         return counts
