@@ -9,6 +9,7 @@ shown nowhere.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from typing import TYPE_CHECKING
 
@@ -36,6 +37,9 @@ _own = Registry()
 of_users = Registry(MAX_USERS_SAMPLES, warn_full)
 # Of of_users and its metrics; a finalizer of user code may count while this thread has it.
 lock = threading.RLock()
+# Or a child that user code forks while another thread has it, such as the message loop's, which
+# shows what was counted once a second, would wait for ever when it counts.
+os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release)
 
 _requests = _own.counter(
     "greenroom_replica_requests_total", "Queries that user code has ended, by HTTP status", "status"

@@ -14,6 +14,7 @@ import pytest
 from greenroom import serve
 from greenroom.actors.replica import metrics as of_replica
 from greenroom.serve import metrics
+from tests.support.programs import python
 
 _numbers = itertools.count(1)
 
@@ -170,3 +171,31 @@ for number in range(1_100):  # some of which are dropped, and a warning says so
 assert 'n="0",deployment="",replica="",application=""}} 2' in metrics.text(), metrics.text()
 """
     subprocess.run([sys.executable, "-c", program], check=True, timeout=30)
+
+
+FORK_WHILE_ANOTHER_THREAD_COUNTS = """
+import os, signal, threading
+from greenroom.actors.replica import metrics as of_replica
+from greenroom.serve import metrics
+
+counter, counts, forks = metrics.Counter("rows"), threading.Event(), threading.Event()
+
+def count():
+    with of_replica.lock:
+        counts.set()
+        forks.wait(0.2)
+
+threading.Thread(target=count).start()
+counts.wait()
+pid = os.fork()
+if pid == 0:
+    signal.alarm(10)
+    counter.inc()
+    os._exit(0)
+forks.set()
+print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"""
+
+
+def test_a_child_that_is_forked_while_another_thread_counts_can_count():
+    assert python("-W", "ignore", "-c", FORK_WHILE_ANOTHER_THREAD_COUNTS) == "0"
