@@ -64,7 +64,7 @@ def report_error(error: BaseException) -> str:
     """Return an error of user code in a line, and print where it was raised."""
     sys.stderr.write(users_traceback(error))
     sys.stderr.flush()
-    return "".join(traceback.format_exception_only(type(error), error)).strip()[-2000:]
+    return "".join(traceback.format_exception_only(type(error), error)).strip()[:2000]  # then notes
 
 
 def _load(fd: int) -> Any:

@@ -28,7 +28,8 @@ def certificate(folder: Path, name: str) -> Certificate:
     """Make a certificate, and its authority at the first use."""
     ca, ca_key = folder / "ca.pem", folder / "ca.key"
     if not ca.exists():
-        subject = ("-subj", "/CN=ca", "-days", 30)
+        # Python 3.13 and newer refuse an authority that does not say that it may sign.
+        subject = ("-subj", "/CN=ca", "-days", 30, "-addext", "keyUsage=critical,keyCertSign")
         _openssl("req", "-x509", *_KEY, *subject, "-keyout", ca_key, "-out", ca)
     request, key, made = (folder / f"{name}.{end}" for end in ("csr", "key", "pem"))
     _openssl("req", *_KEY, "-subj", f"/CN={name}", "-keyout", key, "-out", request)

@@ -6,8 +6,6 @@ import asyncio
 import json
 import pickle
 import time
-import urllib.error
-import urllib.request
 from collections.abc import AsyncIterator
 
 import openai
@@ -24,6 +22,7 @@ from greenroom.serve.protocols.openai import (
     OpenAIError,
     StopCutter,
 )
+from tests.support.asking import ask
 from tests.support.systems import RunningSystem, wait_until
 
 WORDS = ["The ", "quick ", "brown ", "fox ", "EN", "D", " is ", "left ", "out"]
@@ -337,12 +336,8 @@ def test_a_key_is_needed(url, client):
         stranger.models.list()
     assert caught.value.code == "invalid_api_key"
     assert "sk-wrong" not in caught.value.message
-    odd = urllib.request.Request(f"{url}/models", headers={"Authorization": "Bearer \xe9"})
-    with pytest.raises(urllib.error.HTTPError, match="401"):
-        urllib.request.urlopen(odd, timeout=20)
-    basic = urllib.request.Request(f"{url}/models", headers={"Authorization": f"Basic {KEY}"})
-    with pytest.raises(urllib.error.HTTPError, match="401"):
-        urllib.request.urlopen(basic, timeout=20)
+    for credentials in ("Bearer \xe9", f"Basic {KEY}"):
+        assert ask(f"{url}/models", authorization=credentials).status == 401
 
 
 def test_a_client_that_leaves_closes_the_generator(client):
@@ -374,41 +369,33 @@ def test_a_client_that_leaves_closes_the_generator(client):
 )
 def test_hostile_bodies_are_refused_in_short(url, body):
     began = time.monotonic()
-    with pytest.raises(urllib.error.HTTPError) as caught:
-        post(url, body)
-    assert caught.value.code == 400
-    text = caught.value.read()
-    assert len(text) < 2000
-    assert json.loads(text)["error"]["type"] == "invalid_request_error"
+    answer = post(url, body)
+    assert answer.status == 400
+    assert len(answer.body) < 2000
+    assert answer.json["error"]["type"] == "invalid_request_error"
     assert time.monotonic() - began < 20
 
 
 def test_large_bodies_and_unknown_paths_are_refused_in_openais_form(url):
-    with pytest.raises(urllib.error.HTTPError) as caught:
-        post(url, b" " * ((16 << 20) + 1))
-    assert caught.value.code == 413
-    assert "16777216 bytes" in json.load(caught.value)["error"]["message"]
-    with pytest.raises(urllib.error.HTTPError) as caught:
-        urllib.request.urlopen(f"{url}/none", timeout=20)
-    assert caught.value.code == 404
-    error = json.load(caught.value)["error"]
+    large = post(url, b" " * ((16 << 20) + 1))
+    assert large.status == 413
+    assert "16777216 bytes" in large.json["error"]["message"]
+    unknown = ask(f"{url}/none")
+    assert unknown.status == 404
+    error = unknown.json["error"]
     assert error["type"] == "invalid_request_error"
     assert "there are: POST /v1/chat/completions, POST /v1/responses" in error["message"]
 
 
 @pytest.mark.parametrize("path", ["", "/"])
 def test_the_address_that_clients_are_given_answers_with_what_there_is(url, path):
-    key = {"Authorization": f"Bearer {KEY}"}
-    with urllib.request.urlopen(urllib.request.Request(url + path, headers=key), timeout=20) as got:
-        assert "GET /v1/models" in json.load(got)["data"]
-    with pytest.raises(urllib.error.HTTPError, match="401"):
-        urllib.request.urlopen(url + path, timeout=20)
+    assert "GET /v1/models" in ask(url + path, authorization=f"Bearer {KEY}").json["data"]
+    assert ask(url + path).status == 401
 
 
 def post(url, body):
-    headers = {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"}
-    request = urllib.request.Request(f"{url}/chat/completions", body, headers)
-    return urllib.request.urlopen(request, timeout=60)
+    key = {"authorization": f"Bearer {KEY}", "content_type": "application/json"}
+    return ask(f"{url}/chat/completions", body, **key)
 
 
 # --- Without a system -----------------------------------------------------------------------------
