@@ -14,7 +14,7 @@ from greenroom.core.transitions import follow
 GOAL = "goal"
 PENDING, SUCCEEDED, FAILED = "pending", "succeeded", "failed"
 NEXT = {PENDING: (SUCCEEDED, FAILED), SUCCEEDED: (), FAILED: ()}
-RANDOM = 8  # digits of an id, behind its number: the record of the last number may be lost
+NUMBER = 8  # digits of an id; random ones follow, as the record of the last number may be lost
 KEPT_ENDED = 100  # so that who asks late, or again after a restart, still learns the outcome
 
 
@@ -40,7 +40,7 @@ class Goals:
     def __init__(self, saved: Mapping[str, GoalRecord], changes: Changes, agenda: Agenda) -> None:
         # In the order in which they have ended, as far as it is known: see KEPT_ENDED.
         ordered = [saved[goal_id] for goal_id in sorted(saved)]
-        self._last = int(max(saved)[:-RANDOM], 16) if saved else 0
+        self._last = int(max(saved)[:NUMBER], 16) if saved else 0
         self._agenda = agenda
         self._goals = Records(GOAL, saved, changes)
         self._pending = {goal.subject: goal.id for goal in ordered if goal.state == PENDING}
@@ -54,7 +54,7 @@ class Goals:
             error = f"superseded by a later change of {' '.join(subject)}: {what}"
             self._put(replace(self._goals[older], state=FAILED, error=error))
         self._last += 1
-        goal_id = f"{self._last:08x}{secrets.token_hex(RANDOM // 2)}"
+        goal_id = f"{self._last:0{NUMBER}x}{secrets.token_hex(8)}"
         goal = GoalRecord(id=goal_id, subject=subject, what=what, created_at=wall_now)
         self._put(goal)
         return goal.id
