@@ -245,7 +245,7 @@ def nest(_context: Any) -> int:
         (leave, "SystemExit: 3"),
         (vanish, "its process ended"),
         (strange, "its answer is not JSON-able: TypeError: Object of type object"),
-        (deep, "its answer is not JSON-able: RecursionError: maximum recursion depth exceeded"),
+        (deep, "its answer is not JSON-able: RecursionError: "),
         (odd, "its answer is not JSON-able: LookupError: no items today"),
         (odder, "its answer is not JSON-able: "),
         (coroutine, "it is async; a policy is a plain function"),
