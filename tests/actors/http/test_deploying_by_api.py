@@ -83,6 +83,11 @@ def state(system: RunningSystem) -> Any:
     return {name: status[name] for name in ("applications", "backends", "endpoints")}
 
 
+def is_empty(system: RunningSystem) -> bool:
+    status = system.status()
+    return not (status["applications"] or status["backends"])
+
+
 def deployed(system: RunningSystem) -> Any:
     """Return the state when the application runs."""
     wait_until(
@@ -108,7 +113,7 @@ def test_by_file_by_api_and_by_page_it_is_the_same(system, token, code, tmp_path
     by_file = deployed(system)
     assert by_file["applications"]["hello"]["route_prefix"] == "/hello"
     put(system, token, NOTHING)
-    wait_until(lambda: not system.status()["applications"], 60, "it is gone")
+    wait_until(lambda: is_empty(system), 60, "it is gone, and its replicas")
 
     planned = put(system, token, document(code), "?plan=true", "application/yaml").json
     assert planned["changes"]
@@ -124,7 +129,7 @@ def test_by_file_by_api_and_by_page_it_is_the_same(system, token, code, tmp_path
     old = put(system, token, NOTHING, f"?if_version={planned['version']}")
     assert (old.status, old.json["title"]) == (409, "ConflictError")
     put(system, token, NOTHING)
-    wait_until(lambda: not system.status()["applications"], 60, "it is gone")
+    wait_until(lambda: is_empty(system), 60, "it is gone, and its replicas")
 
     page = Browser(tmp_path / "profile")
     try:
