@@ -101,7 +101,7 @@ class Settings(Checked):
         known = copy.deepcopy(dict(values))
         for path in unknown:
             _drop(known, path)
-        return cls(**known)
+        return cls.model_validate(known)
 
 
 class UserCode(Settings):

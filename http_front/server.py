@@ -75,7 +75,7 @@ class FrontArbiter(Arbiter):  # type: ignore[misc]  # gunicorn ships no types
         super().manage_workers()
 
     def spawn_worker(self) -> Any:
-        """Start a worker. Until its loop runs, signals to it wait: it has this one's handlers."""
+        """Start a worker. Signals to it wait until it has handlers of its own, not this one's."""
         signal.pthread_sigmask(signal.SIG_BLOCK, Worker.SIGNALS)
         try:
             return super().spawn_worker()

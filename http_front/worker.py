@@ -63,6 +63,7 @@ class FrontWorker(Worker):  # type: ignore[misc]  # gunicorn ships no types
         # These are made after the fork, in the order of gunicorn's calls.
         self.loop: asyncio.AbstractEventLoop
         self._stopping: asyncio.Event
+        self._handlers: dict[int, Callable[[], None]]
         self._connections: Connections
 
     def init_process(self) -> None:
@@ -78,18 +79,20 @@ class FrontWorker(Worker):  # type: ignore[misc]  # gunicorn ships no types
         return front
 
     def init_signals(self) -> None:
-        """Handle signals between two steps of the loop."""
+        """Handle signals: at once until the loop runs, as uvloop forgets what came before."""
         for number in self.SIGNALS:
             signal.signal(number, signal.SIG_DFL)
-        for number, handler in (
-            (signal.SIGTERM, self._drain_and_stop),
-            (signal.SIGINT, self._stop_now),
-            (signal.SIGQUIT, self._stop_now),
-            (signal.SIGABRT, self._abort),
-            (signal.SIGUSR1, self.log.reopen_files),
-            (signal.SIGWINCH, lambda: None),  # a terminal's, not for us
-        ):
-            self.loop.add_signal_handler(number, handler)
+        self._handlers = {
+            signal.SIGTERM: self._drain_and_stop,
+            signal.SIGINT: self._stop_now,
+            signal.SIGQUIT: self._stop_now,
+            signal.SIGABRT: self._abort,
+            signal.SIGUSR1: self.log.reopen_files,
+            signal.SIGWINCH: lambda: None,  # a terminal's, not for us
+        }
+        for number in self._handlers:
+            signal.signal(number, lambda number, _frame: self._handlers[number]())
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, self.SIGNALS)  # see FrontArbiter
 
     def _drain_and_stop(self) -> None:
         self.alive = False
@@ -111,7 +114,8 @@ class FrontWorker(Worker):  # type: ignore[misc]  # gunicorn ships no types
             self._clean_up()
 
     async def _serve(self) -> None:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, self.SIGNALS)  # see FrontArbiter
+        for number, handler in self._handlers.items():  # from now on between two steps of it
+            self.loop.add_signal_handler(number, handler)
         front = self._front
         most = most_connections(raise_limit())
         connections = self._connections = Connections(front, front.options, most)

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import signal
 import time
 from urllib.parse import unquote
 
@@ -41,17 +42,23 @@ def description(asked):
 
 
 link = FakeLink(answer)
-begin = FrontWorker.init_process
 
 
-def begin_late(worker):
-    """Begin at once in the first worker, and in others when there is a file of this name."""
-    while worker.age > 1 and not os.path.exists(os.environ["OTHERS_BEGIN"]):
-        time.sleep(0.01)
-    begin(worker)
+def be_late(step):
+    """Have workers but the first one take this step when there is a file OTHERS_BEGIN."""
+    take = getattr(FrontWorker, step)
+
+    def take_late(worker):
+        while worker.age > 1 and not os.path.exists(os.environ["OTHERS_BEGIN"]):
+            time.sleep(0.01)
+        # Programs that user code starts when it is loaded would inherit it.
+        assert step != "load_wsgi" or not signal.pthread_sigmask(signal.SIG_BLOCK, ())
+        take(worker)
+
+    setattr(FrontWorker, step, take_late)
 
 
 if __name__ == "__main__":
-    if "OTHERS_BEGIN" in os.environ:
-        FrontWorker.init_process = begin_late
+    if "LATE_STEP" in os.environ:
+        be_late(os.environ["LATE_STEP"])
     server.run(read_settings(), lambda _: link)

@@ -137,12 +137,14 @@ def test_all_workers_serve(start_front, until):
     until("both workers serve", lambda: seen.add(front.ask("/").json["pid"]) or len(seen) == 2)
 
 
-def test_a_worker_that_is_told_to_end_while_it_begins_ends(start_front, until, tmp_path):
+@pytest.mark.parametrize("step", ["init_process", "load_wsgi"])
+def test_a_worker_that_is_told_to_end_while_it_begins_ends(start_front, until, tmp_path, step):
     settings = read_settings({}, state_dir=tmp_path)
     settings.drain_file.parent.mkdir(exist_ok=True)
     record_drain_s(settings, 1000)
     others_begin = tmp_path / "others begin"
-    front = start_front(GREENROOM_HTTP_WORKERS="2", OTHERS_BEGIN=str(others_begin))
+    late = {"LATE_STEP": step, "OTHERS_BEGIN": str(others_begin)}
+    front = start_front(GREENROOM_HTTP_WORKERS="2", **late)
     until("two workers are there", lambda: len(front.workers()) == 2)
     front.signal(signal.SIGTERM)
     until("the first one has ended", lambda: len(front.workers()) == 1)

@@ -113,4 +113,5 @@ def test_a_flood_of_another_user_delays_nobody_and_fills_no_log(world, caplog, m
     }
     assert more == "N more connections were refused or failed in the last N s, as the ones above"
     # Some ms. In one second it may be for what else the machine does; the flood is there in more.
-    assert sorted(longest_s.values())[-2] < 0.5, longest_s
+    assert max(longest_s.values()) < 5, longest_s
+    assert min(longest_s.values()) < 0.5, longest_s
