@@ -17,6 +17,7 @@ call cannot be stopped. Cancelling it only drops its answer, and it holds its sl
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import importlib
 import inspect
@@ -25,7 +26,8 @@ import pickle
 import time
 import traceback
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
+from functools import partial
 from types import GeneratorType
 from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
@@ -131,18 +133,29 @@ def _from_any_thread(
             except BaseException as error:  # sys.exit() in a constructor must not end the loop
                 return Failure.of(error)
 
+        outcome: Future[Result | Failure] = Future()
+
         def begin() -> None:
-            if outcome.set_running_or_notify_cancel():
-                self.loop.create_task(guarded()).add_done_callback(end)
+            if not outcome.cancelled():
+                task = self.loop.create_task(guarded())
+                task.add_done_callback(end)
+                # Which also holds the task: the loop does not.
+                outcome.add_done_callback(partial(pass_on, task))
+
+        def pass_on(task: asyncio.Task[Any], outcome: Future[Any]) -> None:
+            if outcome.cancelled():
+                with contextlib.suppress(RuntimeError):  # the loop is closed
+                    self.loop.call_soon_threadsafe(task.cancel)
 
         def end(task: asyncio.Task[Result | Failure]) -> None:
             if task.cancelled():  # before it began, by user code that cancels all tasks
                 error = asyncio.CancelledError("user code cancelled it before it began")
-                outcome.set_result(Failure.of(error))
+                result: Result | Failure = Failure.of(error)
             else:
-                outcome.set_result(task.result())
+                result = task.result()
+            with contextlib.suppress(InvalidStateError):  # nobody waits any more
+                outcome.set_result(result)
 
-        outcome: Future[Result | Failure] = Future()
         self.loop.call_soon_threadsafe(begin)
         return outcome
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import pickle
 import threading
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -121,6 +122,42 @@ def test_what_user_code_cancels_before_it_begins_has_failed_and_the_next_one_is_
     wait_until(lambda: posted, 10, "it is posted")
     assert "user code cancelled it before it began" in posted[0].result(10).text
     assert code.reconfigure("d").result(10) is None
+    code.end()
+
+
+class Waiting:
+    """Waits for what only a cycle of references holds, and says how that ended."""
+
+    ends: ClassVar[list[str]] = []
+
+    async def check_health(self):
+        inbox: asyncio.Queue[None] = asyncio.Queue()
+
+        async def feed():
+            inbox.put_nowait(await asyncio.get_running_loop().create_future())
+
+        feeding = asyncio.ensure_future(feed())
+        try:
+            await inbox.get()
+        except BaseException as error:
+            Waiting.ends.append(type(error).__name__)
+            raise
+        finally:
+            feeding.cancel()
+
+
+def test_what_nobody_waits_for_any_more_is_cancelled_and_not_collected_before():
+    code = UserCode()
+    code.start()
+    assert code.load(pickle.dumps((Waiting, (), {})), None).result(10) is None
+    check = code.check_health()
+    assert asyncio.run_coroutine_threadsafe(asyncio.sleep(0.01), code.loop).result(10) is None
+    gc.collect()
+    asyncio.run_coroutine_threadsafe(asyncio.sleep(0.01), code.loop).result(10)
+    assert not Waiting.ends
+    assert check.cancel()
+    wait_until(lambda: Waiting.ends, 10, "it has ended")
+    assert Waiting.ends == ["CancelledError"]
     code.end()
 
 
