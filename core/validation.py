@@ -46,9 +46,9 @@ else:
     class _Checking(type(BaseModel)):
         # An __init__ would also be called for models inside of others, which lose their places
         # then, and keep pydantic from reading JSON in its own way.
-        def __call__(cls, /, **fields):
+        def __call__(cls, /, *args, **fields):
             try:
-                return cls.model_validate(fields)
+                return super().__call__(*args, **fields)
             except ValidationError as error:
                 problems = "; ".join(problems_in(error))
                 raise InvalidRequestError(f"{cls.described(fields)}: {problems}") from None

@@ -52,7 +52,7 @@ class Connection:
         self._is_remote = is_remote  # to another host, whose cluster's other hosts will do too
         self._closed = False
         self._pid = os.getpid()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may close amid a request
         self._caller.listen(port.on)
 
     @classmethod

@@ -161,9 +161,9 @@ class ReplicaHandler(_StreamHandler):
         """Write to this file from now on, and close the one before."""
         how: Any = {"buffering": 1, "encoding": "utf-8", "errors": "backslashreplace"}
         stream = os.fdopen(descriptor, "a", **how)
-        self.acquire()
-        before, self.stream, self.formatter = self.stream, stream, formatter
-        self.release()
+        assert self.lock is not None
+        with self.lock:
+            before, self.stream, self.formatter = self.stream, stream, formatter
         with contextlib.suppress(OSError):
             before.close()
 
@@ -203,7 +203,10 @@ def configure(values: Mapping[str, Any] | None, tag: str) -> None:
     ours.propagate = False
     ours.addHandler(handler)
     logging.lastResort = handler
-    (logging.root.removeHandler if values is None else logging.root.addHandler)(handler)
+    if values is None:
+        logging.root.removeHandler(handler)
+    else:
+        logging.root.addHandler(handler)
     _logs_queries = config.enable_access_log
 
 

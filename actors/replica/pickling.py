@@ -41,7 +41,7 @@ class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle 
     def reducer_override(self, obj: Any) -> Any:
         """Return how to pickle ``obj``; NotImplemented for pickle's own way."""
         if type(obj) is partialmethod:  # pickle's own cannot be loaded by Python 3.14 (and 3.15)
-            return partial(partialmethod, **obj.keywords), (obj.func, *obj.args)
+            return partial(partialmethod, **obj.keywords), (obj.func, *obj.args), vars(obj)
         if not isinstance(obj, types.CodeType):
             return super().reducer_override(obj)
         _, arguments = self.dispatch_table[types.CodeType](obj)

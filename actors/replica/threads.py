@@ -294,7 +294,7 @@ class UserLoop:
             self._to_watch.set()
             if not self._has_watcher:
                 self._has_watcher = True
-                self._start_thread(self._watch)
+                self._start_watcher()
         until = time.monotonic() + TURN_S
         while time.monotonic() < until and self.threads.run_short_call():
             pass
@@ -307,19 +307,28 @@ class UserLoop:
             self.loop.stop()  # after the next turn
         return True
 
+    def _start_watcher(self) -> None:
+        try:
+            self._start_thread(self._watch)
+        except RuntimeError:  # the system gives no more: all calls go to the threads that there are
+            self.threads.takes_short_calls = False
+
     def _watch(self) -> None:
-        """Take over the loop when its thread does not come back from a call."""
+        """Take over the loop when its thread does not come back from a call.
+
+        That one sets its claim, then checks the event; this one clears it, then looks for a claim.
+        """
         while not self.loop.is_closed():
             self._to_watch.wait()
             claim = self._claim
             time.sleep(WATCH_S)
             if claim is None:
                 self._to_watch.clear()
-                if self._claim is not None:  # begun before it could see that nobody watches
+                if self._claim is not None:
                     self._to_watch.set()
             elif claim is self._claim and claim.acquire(blocking=False):
                 self._claim = None
-                self._start_thread(self._watch)
+                self._start_watcher()
                 self.threads.take_results()
                 self.threads.hand_over_short_calls()
                 self._have_loop()

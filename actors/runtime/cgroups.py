@@ -15,6 +15,7 @@ https://docs.kernel.org/admin-guide/cgroup-v2.html and https://systemd.io/CGROUP
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 from pathlib import Path
@@ -66,8 +67,10 @@ def enter(folder: Path, replica: str, num_cpus: float) -> Group | None:
         (folder / "cgroup.subtree_control").write_text("+memory +cpu", encoding="ascii")
         try:
             _make_and_enter(group, weight)
-        except FileNotFoundError:  # the host process found it empty just then
-            _make_and_enter(group, weight)
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ENODEV):
+                raise
+            _make_and_enter(group, weight)  # the host process found it empty just then
     except OSError as error:
         logger.warning("%s has no control group of its own: %s", replica, error)
         return None

@@ -14,8 +14,14 @@ from greenroom.core.transitions import follow
 GOAL = "goal"
 PENDING, SUCCEEDED, FAILED = "pending", "succeeded", "failed"
 NEXT = {PENDING: (SUCCEEDED, FAILED), SUCCEEDED: (), FAILED: ()}
-NUMBER = 8  # digits of an id; random ones follow, as the record of the last number may be lost
+# Digits of an id: a number and, as the record of the last one may be lost, random ones, which are
+# all that there was before.
+NUMBER, RANDOM = 8, 16
 KEPT_ENDED = 100  # so that who asks late, or again after a restart, still learns the outcome
+
+
+def _made(goal_id: str) -> tuple[int, str]:
+    return len(goal_id), goal_id
 
 
 class Progress(NamedTuple):
@@ -33,14 +39,14 @@ class Progress(NamedTuple):
 class Goals:
     """All goals. A newer goal for the same subject supersedes the older one, which fails.
 
-    That one has ended is an event: ``(GOAL, id)``. Ids sort in the order in which goals were made:
-    a clock may be set.
+    That one has ended is an event: ``(GOAL, id)``. Goals are in the order of their numbers, in
+    which they were made: a clock may be set.
     """
 
     def __init__(self, saved: Mapping[str, GoalRecord], changes: Changes, agenda: Agenda) -> None:
         # In the order in which they have ended, as far as it is known: see KEPT_ENDED.
-        ordered = [saved[goal_id] for goal_id in sorted(saved)]
-        self._last = int(max(saved)[:NUMBER], 16) if saved else 0
+        ordered = [saved[goal_id] for goal_id in sorted(saved, key=_made)]
+        self._last = int(max(saved, key=_made)[:-RANDOM] or "0", 16) if saved else 0
         self._agenda = agenda
         self._goals = Records(GOAL, saved, changes)
         self._pending = {goal.subject: goal.id for goal in ordered if goal.state == PENDING}
@@ -54,7 +60,7 @@ class Goals:
             error = f"superseded by a later change of {' '.join(subject)}: {what}"
             self._put(replace(self._goals[older], state=FAILED, error=error))
         self._last += 1
-        goal_id = f"{self._last:0{NUMBER}x}{secrets.token_hex(8)}"
+        goal_id = f"{self._last:0{NUMBER}x}{secrets.token_hex(RANDOM // 2)}"
         goal = GoalRecord(id=goal_id, subject=subject, what=what, created_at=wall_now)
         self._put(goal)
         return goal.id
@@ -73,7 +79,7 @@ class Goals:
 
     def all(self) -> list[GoalRecord]:
         """Return all goals that are kept, oldest first."""
-        return [self._goals[goal_id] for goal_id in sorted(self._goals)]
+        return [self._goals[goal_id] for goal_id in sorted(self._goals, key=_made)]
 
     def advance(self, goal: GoalRecord, now: Progress) -> None:
         """End a goal whose subject is done or has failed."""

@@ -10,7 +10,7 @@ from starlette.middleware.gzip import GZipMiddleware
 
 from greenroom.core import operations as ops
 from greenroom.core.comparing.comparing import check_compare
-from greenroom.core.config import ActorOptions, BackendConfig, HTTPOptions
+from greenroom.core.config import ActorOptions, AutoscalingConfig, BackendConfig, HTTPOptions
 from greenroom.core.errors import InvalidRequestError
 from greenroom.core.jobs import TaskProcessorConfig
 from greenroom.core.tokens import digest_of
@@ -241,3 +241,13 @@ def test_what_a_device_is_assigned_by_is_not_set_otherwise() -> None:
     message = r"runtime_env.env_vars.CUDA_VISIBLE_DEVICES: is set by num_gpus; drop one"
     with pytest.raises(InvalidRequestError, match=message):
         validated(ActorOptions, options)
+
+
+def test_settings_of_a_class_of_the_users_are_checked_as_ours_are() -> None:
+    class Fixed(AutoscalingConfig):
+        def __init__(self, most: int, **more: Any) -> None:
+            super().__init__(max_replicas=most, **more)
+
+    assert Fixed(3, min_replicas=2).max_replicas == 3
+    with pytest.raises(InvalidRequestError, match="invalid Fixed: max_replicas=0: must be greater"):
+        Fixed(0)

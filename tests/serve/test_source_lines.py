@@ -4,6 +4,7 @@ import linecache
 import pickle
 import textwrap
 from functools import partialmethod
+from typing import Any
 
 import pytest
 
@@ -104,7 +105,9 @@ def test_what_a_call_takes_has_the_files_name_but_not_its_text():
 
 def test_a_partial_method_is_made_as_it_was():
     """Not by ``__new__`` without arguments, which Python 3.14 refuses."""
-    method = partialmethod(divmod, 7, other=1)
-    make, arguments = ByValuePickler().reducer_override(method)
+    method: Any = partialmethod(divmod, 7, other=1)
+    method.mark = 3
+    make, arguments, _ = ByValuePickler().reducer_override(method)
     for made in (make(*arguments), pickle.loads(dumps(method))):
         assert (made.func, made.args, made.keywords) == (divmod, (7,), {"other": 1})
+    assert made.mark == 3

@@ -301,6 +301,16 @@ def test_a_loop_whose_thread_comes_late_to_a_call_is_watched_all_the_same():
         user_loop.end()
 
 
+def test_where_nobody_can_watch_calls_are_given_to_other_threads(user_loop, monkeypatch):
+    def start(_work: Any) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(user_loop, "_start_thread", start)
+    threads = user_loop.threads
+    for expected in ("user-loop", "user_1"):
+        assert on_loop(user_loop, threads.run(thread_name, ())) == expected
+
+
 def test_short_calls_may_wait_for_each_other(user_loop):
     together = threading.Barrier(3)
 

@@ -10,7 +10,7 @@ from greenroom.core.agenda import Agenda
 from greenroom.core.errors import ConflictError, InvalidRequestError, UnknownNameError
 from greenroom.core.lifecycle.goals import GOAL, Goals, Progress
 from greenroom.core.long_poll import NOTHING_SEEN
-from greenroom.core.records import Changes
+from greenroom.core.records import Changes, GoalRecord
 from tests.core import requests as ask
 from tests.core.worlds import Spec, World, made
 
@@ -335,3 +335,13 @@ def test_the_goals_that_are_forgotten_are_the_oldest_though_the_clock_was_set_ba
     again = Goals(saved, Changes(), Agenda())
     last = over(again, "last", 1.0)
     assert [goal.id for goal in again.all()] == [*ids[1:], last]
+
+
+@pytest.mark.parametrize("before", ["f" * 16, "f" * 24], ids=["random", "the last of its length"])
+def test_a_goal_is_newer_than_those_with_any_id_from_before(before: str) -> None:
+    goal = GoalRecord(id=before, subject=("backend", "a"), what="create", created_at=0.0)
+    goals = Goals({before: goal}, Changes(), Agenda())
+    ids = [goals.create(("backend", str(number)), "create", 0.0) for number in range(3)]
+    assert [goal.id for goal in goals.all()] == [before, *ids]
+    again = Goals({goal.id: goal for goal in goals.all()}, Changes(), Agenda())
+    assert [goal.id for goal in again.all()] == [before, *ids]
