@@ -17,7 +17,7 @@ from typing import Any
 from greenroom.core.config import CorsOptions, HTTPOptions
 from greenroom.core.errors import InvalidRequestError
 from greenroom.http_front.asgi import App, Event, Headers, Receive, Scope, Send
-from greenroom.http_front.request import REQUEST_KEY
+from greenroom.http_front.request import CLIENT_LEFT, REQUEST_KEY, Request
 
 
 def around(app: App, options: HTTPOptions) -> App:
@@ -30,8 +30,11 @@ def around(app: App, options: HTTPOptions) -> App:
 
 async def _outermost(chain: App, scope: Scope, receive: Receive, send: Send) -> None:
     await chain(scope, receive, send)
-    if not scope[REQUEST_KEY].status:
-        raise RuntimeError("a middleware returned without a response")
+    request: Request = scope[REQUEST_KEY]
+    if not request.status:
+        if not request.is_disconnected:
+            raise RuntimeError("a middleware returned without a response")
+        request.status = CLIENT_LEFT
 
 
 async def _innermost(app: App, scope: Scope, receive: Receive, send: Send) -> None:

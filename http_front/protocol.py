@@ -62,7 +62,6 @@ class Cycle:
     request: Request
     keep_alive: bool  # the connection goes on after it
     body: IncomingBody | None = None
-    is_disconnected: bool = False
     is_started: bool = False  # the response is
     is_complete: bool = False
     leave: Callable[[], object] = nothing  # ends what answers
@@ -95,7 +94,7 @@ class Cycle:
         except (asyncio.CancelledError, Exception):
             self._protocol.cut(self)
         else:
-            if not (self.is_complete or self.is_disconnected):
+            if not (self.is_complete or self.request.is_disconnected):
                 _logger.warning("request %s was cut off: its response has no end", self.request.id)
                 self._protocol.cut(self)
 
@@ -112,10 +111,10 @@ class Cycle:
         if self.request.expects_continue:
             self.request.expects_continue = False
             waits = self.coming is not None and not self.coming.held  # the client, with its body
-            if waits and not (self.is_started or self.is_disconnected):
+            if waits and not (self.is_started or self.request.is_disconnected):
                 self._protocol.write(_CONTINUE)
         body = self.body
-        while not (self.is_disconnected or self.is_complete):
+        while not (self.request.is_disconnected or self.is_complete):
             held = b"" if body is None else body.held
             more = self.coming is not None
             if held or not (more or self._has_given_all):
@@ -151,7 +150,7 @@ class Cycle:
         is_start = kind == "http.response.start"  # also another one, until the first has left
         has_start = self.is_started or (not is_start and self._start is not None)
         if self.is_complete or is_start is has_start:
-            if self.is_disconnected:
+            if self.request.is_disconnected:
                 return
             raise RuntimeError(f"the ASGI event {kind!r} is not expected now")
         if is_start:
@@ -169,7 +168,7 @@ class Cycle:
         """Send a response that is whole; its headers are in lower case, and have its length."""
         assert isinstance(reply.body, bytes)
         self.request.status, self.request.bytes_out = reply.status, len(reply.body)
-        if not self.is_disconnected:
+        if not self.request.is_disconnected:
             self.is_started = True
             self._protocol.write(self._head(reply.status, reply.headers), reply.body)
             self._protocol.completed(self)
@@ -181,19 +180,20 @@ class Cycle:
         tail = b""
         if request.head.method == "HEAD":
             body = b""
-        elif self._is_chunked:
-            if body:
-                head += b"%x\r\n" % len(body)
+        size = memoryview(body).nbytes  # raises for what cannot be written, before any of it is
+        if self._is_chunked:
+            if size:
+                head += b"%x\r\n" % size
                 tail = b"\r\n"
             if not more:
                 tail += b"0\r\n\r\n"
         elif self._left is not None:
-            self._count(len(body), more=more)
+            self._count(size, more=more)
         self.is_started = True
         if start is not None:
             request.status = start[0]
-        request.bytes_out += len(body)
-        if self.is_disconnected:
+        request.bytes_out += size
+        if self.request.is_disconnected:
             return
         if head or body or tail:
             self._protocol.write(head, body, tail)
@@ -202,12 +202,14 @@ class Cycle:
 
     def _count(self, size: int, *, more: bool) -> None:
         assert self._left is not None
-        self._left -= size
-        if self._left < 0 or (self._left and not more):
+        left = self._left - size
+        if left < 0 or (left and not more):
             raise RuntimeError("the response is not as long as its Content-Length")
+        self._left = left  # not before: an app that catches the error may send on
 
     def _begin(self, status: int, given: Headers) -> bytes:
         request = self.request
+        self._left, self._is_chunked = None, False  # another head may have failed before
         headers: Headers = []
         for name, value in given:
             lowered = name.lower()
@@ -265,7 +267,7 @@ class Opening(Cycle):
             await self._protocol.drained()
         if self.socket is not None:
             await self.socket.send(event)
-        elif self.is_disconnected:
+        elif self.request.is_disconnected:
             raise ClientGoneError
         elif kind == "websocket.accept":
             self._accept(event)
@@ -529,7 +531,7 @@ class FrontProtocol(ClientConnection):
 
     def cut(self, cycle: Cycle) -> None:
         """End the connection: a response was not given, or not to its end."""
-        if cycle.is_complete or cycle.is_disconnected or self.transport.is_closing():
+        if cycle.is_complete or cycle.request.is_disconnected or self.transport.is_closing():
             return
         if cycle.ends_with_connection:  # a close would look like its end
             connection = self.transport.get_extra_info("socket")
@@ -541,8 +543,8 @@ class FrontProtocol(ClientConnection):
     def _drop_cycle(self) -> None:
         """End what answers the request: its client has left."""
         cycle = self._cycle
-        if cycle is not None and not (cycle.is_complete or cycle.is_disconnected):
-            cycle.is_disconnected = True
+        if cycle is not None and not (cycle.is_complete or cycle.request.is_disconnected):
+            cycle.request.is_disconnected = True
             cycle.wake()
             if cycle.body is not None:
                 cycle.body.release()

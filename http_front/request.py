@@ -75,6 +75,7 @@ class Request:
     reply: Reply | None = None  # that an app is to send
     is_admin: bool = False  # it is for the admin API
     broken_by: BaseException | None = None  # what has ended its response midway
+    is_disconnected: bool = False  # its client has left before the response's end
     status: int = 0  # until the response has begun
     bytes_out: int = 0
     _scope: Scope | None = None

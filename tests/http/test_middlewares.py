@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +17,7 @@ from greenroom.core.config import HTTPOptions
 from greenroom.core.errors import InvalidRequestError
 from greenroom.core.validation import validated
 from greenroom.http_front.middlewares import around
-from tests.http.wire import connected, turn_over
+from tests.http.wire import connected, exchange, turn_over
 from tests.support import middlewares
 
 pytestmark = pytest.mark.anyio
@@ -24,6 +25,13 @@ pytestmark = pytest.mark.anyio
 GZIP = "starlette.middleware.gzip:GZipMiddleware"
 HERE = "tests.support.middlewares"
 ORIGIN = "https://shop.example"
+
+
+BROKEN = [
+    *("header", "raises", "silent", "length", "short", "raises midway"),
+    *middlewares.BAD_STATUSES,
+    *middlewares.BAD_BODIES,
+]
 
 
 def options(**values):
@@ -92,7 +100,7 @@ def test_a_preflight_is_answered_without_a_query(app):
     assert app.link.asked == []
 
 
-@pytest.mark.parametrize("how", ["header", "raises", "silent", "length", "short", "raises midway"])
+@pytest.mark.parametrize("how", BROKEN)
 def test_a_middleware_that_breaks_the_answer_before_it_begins_is_500(app, how):
     answer = app.rebuild(middlewares=[a("breaking", how=how)]).ask()
     assert answer.status == 500
@@ -124,6 +132,32 @@ def test_a_middleware_gets_the_headers_of_the_answer_that_user_code_gave(app):
 GET = b"GET /echo HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
+@pytest.mark.parametrize("how", BROKEN)
+async def test_whatever_breaks_an_answer_before_it_begins_the_500_is_the_same(app, how):
+    """Byte for byte, so nothing of the other answer is in it, and the next one is where it ends."""
+
+    async def received(how):
+        front = app.rebuild(middlewares=[a("breaking", how=how)]).front
+        asked = GET.replace(b"Host", b"X-Request-ID: 1\r\nHost")
+        return re.sub(rb"date: [^\r]*", b"", await exchange(front, asked, asked))
+
+    expected = await received("raises")
+    assert expected.count(b"HTTP/1.1 500 ") == expected.count(b"content-length: ") == 2
+    assert await received(how) == expected
+    assert [entry["status"] for entry in app.log()[-2:]] == [500, 500]
+
+
+async def test_a_head_that_was_refused_leaves_nothing_to_the_next_one(app):
+    front = app.rebuild(middlewares=[a("second_try", midway=False)]).front
+    nothing, *answers = (await exchange(front, GET, GET)).split(b"HTTP/1.1 200 OK\r\n")
+    assert (nothing, len(answers)) == (b"", 2)
+    for answer in answers:
+        assert b"content-length" not in answer
+        assert b"transfer-encoding: chunked\r\n" in answer
+        assert answer.endswith(b"\r\n\r\n4\r\nfour\r\n0\r\n\r\n")
+    assert [entry["status"] for entry in app.log()] == [200, 200]
+
+
 def in_pieces(_asked):
     return HttpAnswer(0, 200, (), Pieces([memoryview(b"ab"), memoryview(b"cd")]))
 
@@ -149,6 +183,10 @@ async def test_an_answer_broken_midway_cuts_the_connection(app, how):
     assert b"content-length" in received or not received.endswith(b"0\r\n\r\n")
 
 
+async def test_a_part_that_was_refused_does_not_count(app):
+    assert (await cut_off(app, a("second_try", midway=True))).endswith(b"\r\n\r\nfour")
+
+
 @pytest.mark.parametrize("inside", ["Tag", "Stamp"])
 async def test_an_answer_that_one_breaks_inside_of_starlettes_base_is_cut_too(app, inside):
     app.link.handler = in_pieces
@@ -164,6 +202,15 @@ async def test_a_client_that_leaves_cancels_its_query_behind_middlewares(app):
     assert (len(app.link.asked), app.link.cancelled) == (1, 0)
     await connection.end()
     assert app.link.cancelled == 1
+
+
+async def test_one_that_ends_with_its_client_is_no_error(app, caplog):
+    connection = connected(app.rebuild(middlewares=[a("waiting")]).front)
+    connection.say(GET.replace(b"Host", b"X-Request-Disconnect-Disabled: ?1\r\nHost"))
+    await turn_over()
+    await connection.end()
+    assert [entry["status"] for entry in app.log()] == [499]
+    assert not caplog.records
 
 
 # --- bad ones -------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 from starlette.middleware.base import BaseHTTPMiddleware
@@ -9,6 +10,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 NO_FUNCTION = 1
+BAD_STATUSES = {"status 1000": 1000, "status 99": 99, "status as text": "404"}
+BAD_BODIES = {"number": 5, "text": "text", "long text": "text" * 100_000, "list": [b"part"]}
 
 
 def untouched(app: Any) -> Any:
@@ -78,6 +81,14 @@ class Stamp(BaseHTTPMiddleware):
         return response
 
 
+def _unsendable(event: Any, how: str) -> Any:
+    if how not in BAD_STATUSES | BAD_BODIES:
+        return event
+    if event["type"] == "http.response.start":
+        return {**event, "status": BAD_STATUSES.get(how, event["status"]), "headers": []}
+    return {**event, "body": BAD_BODIES.get(how, event["body"])}
+
+
 def breaking(app: Any, how: str) -> Any:
     """Break the answer in one of several ways."""
 
@@ -95,7 +106,7 @@ def breaking(app: Any, how: str) -> Any:
                 event = {**event, "more_body": True}
             if how == "raises midway" and is_end:
                 raise RuntimeError("midway")
-            await send(event)
+            await send(_unsendable(event, how))
 
         if how == "raises":
             raise RuntimeError("a secret in the exception's text")
@@ -104,6 +115,35 @@ def breaking(app: Any, how: str) -> Any:
         await app(scope, receive, changed)
 
     return broken
+
+
+def second_try(_app: Any, *, midway: bool) -> Any:
+    """Answer with fewer bytes than announced, and send on when that is refused."""
+
+    async def answering(_scope: Any, _receive: Any, send: Any) -> None:
+        start = {"type": "http.response.start", "status": 200}
+        part = {"type": "http.response.body", "body": b"four"}
+        await send({**start, "headers": [(b"content-length", b"12")]})
+        if midway:
+            await send({**part, "more_body": True})
+        with contextlib.suppress(RuntimeError):
+            await send(part)
+        if not midway:
+            await send(start)
+        await send(part)
+
+    return answering
+
+
+def waiting(_app: Any) -> Any:
+    """Begin an answer, and end when the client has left."""
+
+    async def answering(_scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200})
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    return answering
 
 
 def unfinished(app: Any) -> Any:
