@@ -15,6 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
+
 from greenroom.actors.cluster import controller_seeker, membership
 from greenroom.actors.controller import read_only as unsaved
 from greenroom.actors.proxy import controller_link
@@ -122,7 +124,8 @@ class Outage(Simulation):
             elif isinstance(thing, list | tuple | set | frozenset | deque):
                 counts[name] += len(thing)
                 left += [(name, each) for each in thing]
-            elif isinstance(thing, type):  # pydantic completes some when they are first used
+            elif isinstance(thing, type) and issubclass(thing, BaseModel):
+                # Pydantic completes some when they are first used.
                 continue
             elif type(thing).__module__.startswith(("greenroom.", "tests.simulation.hosts")):
                 left += [(f"{type(thing).__name__}.{n}", each) for n, each in _attributes(thing)]
