@@ -29,6 +29,8 @@ from tests.support.load import GetLoad
 from tests.support.systems import RunningSystem, wait_until
 from tests.support.timing import check_within
 
+pytestmark = pytest.mark.timeout(400)  # up to five attempts
+
 HEALS_WITHIN_S = 10.0
 GAP_S = 1.0  # without an answer, of all connections, where what serves heals itself
 HEALS_BY_ITSELF = {

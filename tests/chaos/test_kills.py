@@ -25,6 +25,9 @@ from tests.support.kills import (
 from tests.support.load import GetLoad
 from tests.support.systems import RunningSystem, wait_until
 
+# Up to five attempts, each after the front has run for a while again.
+pytestmark = pytest.mark.timeout(400)
+
 BACK_WITHIN_S = {
     "replica": 1.0,
     "controller": 2.0,
