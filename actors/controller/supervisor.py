@@ -151,8 +151,9 @@ class Supervisor:
         """
         backend = self._cluster.backend_of(replica.tag)
         core = None if backend is None else backend.replicas[replica.tag]
-        is_known = core and RestartReason.parse(core.worn) is RestartReason.OUT_OF_MEMORY
-        if self._stopping or core is None or is_known or not (core.state in LIVE or core.worn):
+        if core is not None and RestartReason.parse(core.worn) is RestartReason.OUT_OF_MEMORY:
+            self._gone(replica, core.worn)
+        elif self._stopping or core is None or not (core.state in LIVE or core.worn):
             self._gone(replica)
         else:
             self._loop.start(self._died(replica, process, address))

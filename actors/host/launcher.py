@@ -13,7 +13,8 @@ import os
 import select
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from io import RawIOBase
 
 from greenroom.actors.messages.queries import Process
 from greenroom.actors.runtime import draining, forking
@@ -34,6 +35,7 @@ from greenroom.actors.runtime.state_dir import check_state_dir, make_private
 from greenroom.core.errors import GreenroomError, StartError
 
 START_TIMEOUT_S = 30.0  # without progress
+LONGEST_START_S = 150.0  # with it
 READY_FD = "GREENROOM_READY_FD"  # where the host process says how its start goes
 WAITING = "waiting for "  # begins each of its lines but the last
 CHECK_EVERY_S = 1.0
@@ -128,7 +130,7 @@ def running_environ(settings: HostSettings) -> dict[str, str] | None:
 def _wait_for_another_start(settings: HostSettings, on_progress: Callable[[str], None]) -> bool:
     """Wait while a host process starts or stops; return whether one runs then, and answers."""
     records = records_of(settings)
-    deadline = time.monotonic() + START_TIMEOUT_S
+    deadline = time.monotonic() + max(LONGEST_START_S, stop_s(settings))
     while hosts := records.find(HOST_ROLE):
         is_silent = _end_silent(hosts, settings)
         # It may have been ended as silent while that was checked.
@@ -214,18 +216,27 @@ def _prepare_folders(settings: HostSettings) -> None:
 
 def _read_outcome(fd: int, on_progress: Callable[[str], None]) -> str:
     """Read the host process's last line: "ready", "running", or what went wrong; close ``fd``."""
-    line, text = f"{WAITING}the host process", b""
-    with os.fdopen(fd, "rb", buffering=0) as lines:
-        while line.startswith(WAITING):
-            if b"\n" in text:
-                first, _, text = text.partition(b"\n")
-                line = first.decode()
-                if line.startswith(WAITING):
-                    on_progress(line)
-            elif not select.select([lines], [], [], START_TIMEOUT_S)[0]:
-                return f"no progress within {START_TIMEOUT_S:g} s, {line}; see logs/host.log"
-            elif chunk := lines.read(65536):
-                text += chunk
-            else:
-                return "the host process died at its start; see logs/host.log in the state dir"
-    return line.strip()
+    waits = f"{WAITING}the host process"
+    with os.fdopen(fd, "rb", buffering=0) as pipe:
+        try:
+            for line in _lines(pipe):
+                if not line.startswith(WAITING):
+                    return line
+                waits = line
+                on_progress(line)
+        except TimeoutError:
+            return f"no progress within {START_TIMEOUT_S:g} s, {waits}; see logs/host.log"
+    return "the host process died at its start; see logs/host.log in the state dir"
+
+
+def _lines(pipe: RawIOBase) -> Iterator[str]:
+    """Yield whole lines; TimeoutError where nothing comes for START_TIMEOUT_S."""
+    text = b""
+    while True:
+        if not select.select([pipe], [], [], START_TIMEOUT_S)[0]:
+            raise TimeoutError
+        chunk = pipe.read(65536)
+        if not chunk:
+            return
+        *lines, text = (text + chunk).split(b"\n")
+        yield from map(bytes.decode, lines)

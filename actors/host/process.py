@@ -8,8 +8,9 @@ modules, and share their memory, but no locks.
 From then on all of it runs on one asyncio loop (:class:`Host`), in these states:
 
     state       what it does                              ends
-    starting    waits until the system answers HTTP       running; or the start fails, and all that
-                                                          was started is killed
+    starting    waits until the system answers HTTP       running; or stopping, by SIGTERM; or the
+                                                          start fails, and all that was started is
+                                                          killed
     running     keeps up the front, the host's place in   stopping, by SIGTERM or by the controller;
                 the cluster                               or starting over
     stopping    drains the replicas, ends everything      the process ends
@@ -32,7 +33,8 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NoReturn
 
@@ -95,18 +97,24 @@ logger = logging.getLogger(__name__)
 ROTATE_EVERY_S = 10.0
 PRUNE_EVERY_S = 60.0  # logs and folders that are not needed, and actors that are not known
 READY_TIMEOUT_S = 25.0  # for each thing that a start waits for
-TELL_AFTER_S = 1.0  # of waiting
+HEAR_AFTER_S = 1.0  # without progress; a start that goes on comes before the stop
 READY_POLL_S = 0.005
 JOIN_TIMEOUT_S = 5.0  # after which what keeps this host from joining, and may pass, is an error
 START_AGAIN_S = 0.2  # so that starting over does not spin
-DISK_RETRY_S = 1.0
+RETRY_S = 1.0
 PR_SET_CHILD_SUBREAPER = 36  # prctl(2)
 # What starting over hands on to the next program of this process.
 _LOCK_FD, _SOCKET_FD = "GREENROOM_HOST_LOCK_FD", "GREENROOM_HOST_SOCKET_FD"
-_STARTS_OVER = "GREENROOM_HOST_STARTS_OVER"
+_STARTS_OVER, _FORGETS = "GREENROOM_HOST_STARTS_OVER", "GREENROOM_HOST_FORGETS"
 _ENTRY = "greenroom.actors.host.process:main"
 _KEPT = (HOST_ROLE, FRONT_ROLE, WORKER_ROLE, GRPC_ROLE)
 STOPS = (signal.SIGTERM, signal.SIGINT)
+
+
+class Stop(asyncio.Event):
+    """Is set when the host is to stop; ``forgets`` where the state on disk goes too."""
+
+    forgets = False
 
 
 def main() -> int:
@@ -116,19 +124,16 @@ def main() -> int:
         settings.run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock_fd = lock(settings)
     except OSError as error:
-        notify_starter(f"the state dir {settings.state_dir} cannot be used: {error}")
+        tell_outcome(f"the state dir {settings.state_dir} cannot be used: {error}")
         return 1
     if lock_fd is None:
-        notify_starter("running")
+        tell_outcome("running")
         return 0
     mark(settings.state_dir)
     configure_logging(settings, HOST_ROLE)
-    if (
-        settings.num_gpus is None and not settings.no_replicas
-    ):  # once, for it may take long, and all processes have to agree
-        os.environ[binding.variable("num_gpus")] = str(count_gpus())
-        settings = read_settings()
-    stop_wanted = asyncio.Event()
+    settings = _with_gpus(settings)
+    stop_wanted = Stop()
+    stop_wanted.forgets = bool(os.environ.pop(_FORGETS, ""))
     for number in STOPS:
         signal.signal(number, lambda *_: stop_wanted.set())
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)  # see start_over
@@ -140,7 +145,7 @@ def main() -> int:
     try:
         front = Front(settings, records)
         admin = bring_up(settings, records, front, process)
-        loop = asyncio.new_event_loop()
+        loop = loop_of_host()
         port = Port(settings.admin_port, process, loop)
         host = Host(settings, records, front, admin, port, lock_fd, stop_wanted)
         loop.run_until_complete(host.start(starts_over=starts_over))
@@ -154,16 +159,31 @@ def main() -> int:
         records.kill(spare=(HOST_ROLE,), under=process.pid)
         if not had_key:  # of a first join that failed: the one given next time may be another
             settings.cluster_key.unlink(missing_ok=True)
+        if stop_wanted.forgets:
+            forget_state(settings)
         records.remove(process)
-        notify_starter(str(error) or type(error).__name__)
+        tell_outcome(str(error) or type(error).__name__)
         return 1
-    show_title(HOST_ROLE)
-    notify_starter("ready")
+    is_cut_short = stop_wanted.is_set()
+    if not is_cut_short:
+        show_title(HOST_ROLE)
+    tell_outcome("the host process was told to stop" if is_cut_short else "ready")
     loop.run_until_complete(host.run())
+    if is_cut_short and not had_key and not host.is_in_cluster():  # as above
+        settings.cluster_key.unlink(missing_ok=True)
     return 0
 
 
 # --- Starting: one thread, no loop ------------------------------------------------------------
+
+
+def _with_gpus(settings: HostSettings) -> HostSettings:
+    """Count the GPUs, for all processes to agree; it may take long."""
+    if settings.num_gpus is not None or settings.no_replicas:
+        return settings
+    tell_starter("the count of GPUs")
+    os.environ[binding.variable("num_gpus")] = str(count_gpus())
+    return read_settings()
 
 
 def lock(settings: HostSettings) -> int | None:
@@ -183,16 +203,22 @@ def lock(settings: HostSettings) -> int | None:
     return fd
 
 
-def notify_starter(text: str, *, is_over: bool = True) -> None:
-    """Tell the process that started this one how it went, in one line; before, what it does."""
-    fd = os.environ.get(READY_FD, "")
-    if fd:
+def tell_starter(waits_for: str) -> None:
+    """Tell the process that started this one what its start waits for from now on."""
+    _tell(f"{WAITING}{waits_for}")
+
+
+def tell_outcome(text: str) -> None:
+    """Tell the process that started this one how it went, which is the last that it hears."""
+    _tell(text)
+    if fd := os.environ.pop(READY_FD, ""):
+        os.close(int(fd))
+
+
+def _tell(line: str) -> None:
+    if fd := os.environ.get(READY_FD, ""):
         with contextlib.suppress(BrokenPipeError):  # it was killed or interrupted; we go on
-            line = ("" if is_over else WAITING) + text.replace("\n", " ") + "\n"
-            os.write(int(fd), line.encode())
-        if is_over:
-            del os.environ[READY_FD]
-            os.close(int(fd))
+            os.write(int(fd), (line.replace("\n", " ") + "\n").encode())
 
 
 def bring_up(
@@ -217,6 +243,7 @@ def bring_up(
     if admin is None:
         # Actors without their admin can be reached, but a new admin would make second ones of the
         # same names.
+        tell_starter("the end of what is left of a broken system")
         killed = records.kill(spare=_KEPT)
         if killed:
             logger.warning("killed %d processes left by a broken system", len(killed))
@@ -226,6 +253,7 @@ def bring_up(
     if GRPC_ROLE not in by_role:
         check_grpc(settings)  # before anything is started, though it is the last to be
     if front.process is None:
+        tell_starter("the HTTP port")
         front.start(by_fork=forking.can_fork())
     if admin is not None:
         return admin
@@ -237,6 +265,7 @@ def bring_up(
 def _check_store(settings: HostSettings) -> None:
     """Raise StartError for a state that this version cannot use: no controller could, ever."""
     location = location_at(settings.store_name)
+    tell_starter(f"the state in {location}")
     try:
         Checkpoints(location.read(is_record)).check_formats()
         if not settings.store:  # else another host may lead, whatever this one sees of the store
@@ -258,6 +287,7 @@ def start_actor_system(settings: HostSettings, process: Process) -> Process:
             f"admin port {port} is in use by {holder}; stop it, or choose another port with "
             "--admin-port or GREENROOM_ADMIN_PORT"
         )
+    tell_starter("the actor system (logs/host.log)")
     # For the fork; not before the front has been started, which has as much to import.
     with forking.uncollected():
         from greenroom.actors.controller import controller  # noqa: F401, PLC0415
@@ -280,6 +310,7 @@ def start_actor_system(settings: HostSettings, process: Process) -> Process:
         )
     except ActorSystemException as error:
         raise StartError(f"the actor system does not start on port {port}: {error}") from error
+    tell_starter("the actor system's admin (logs/host.log)")
     # It answers before it is our child: the process that forked it has to end, and it to get its
     # title.
     deadline = time.monotonic() + READY_TIMEOUT_S
@@ -312,9 +343,9 @@ def _child_of(parent: Process, role: str) -> Process | None:
 
 
 def start_over(
-    records: RunRecords, front: Front | None, lock_fd: int, stop_wanted: asyncio.Event
+    records: RunRecords, front: Front | None, lock_fd: int, stop_wanted: Stop
 ) -> NoReturn:
-    """Kill the actors, and become a new host process that starts them again.
+    """Kill the actors, and become a new host process that starts them again; OSError.
 
     A stop that is asked for meanwhile is for that one, which hears of it once it can.
     """
@@ -327,10 +358,32 @@ def start_over(
         os.set_inheritable(fd, True)
         os.environ[variable] = str(fd)
     records.kill(spare=_KEPT)
+    with stops_blocked():
+        if stop_wanted.is_set():
+            signal.raise_signal(signal.SIGTERM)
+        if stop_wanted.forgets:
+            os.environ[_FORGETS] = "1"
+        os.execv(sys.executable, [sys.executable, "-c", forking.PROGRAM, _ENTRY])
+
+
+@contextlib.contextmanager
+def stops_blocked() -> Iterator[None]:
+    """Keep STOPS from this thread meanwhile, and for ever from those that it starts."""
     signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
-    if stop_wanted.is_set():
-        signal.raise_signal(signal.SIGTERM)
-    os.execv(sys.executable, [sys.executable, "-c", forking.PROGRAM, _ENTRY])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
+
+
+def loop_of_host() -> asyncio.AbstractEventLoop:
+    """Make the host process's loop, whose threads block STOPS."""
+    loop = asyncio.new_event_loop()
+    # The kernel gives a signal to any thread that does not block it, and what another thread takes
+    # during start_over() is lost. What all of them block waits for the next program.
+    block = partial(signal.pthread_sigmask, signal.SIG_BLOCK, STOPS)
+    loop.set_default_executor(ThreadPoolExecutor(initializer=block))
+    return loop
 
 
 # --- Running: everything on one loop ----------------------------------------------------------
@@ -347,7 +400,7 @@ class Host:
         admin: Process,
         port: Port,
         lock_fd: int,
-        stop_wanted: asyncio.Event,
+        stop_wanted: Stop,
     ) -> None:
         self._settings = settings
         self._records = records
@@ -357,7 +410,6 @@ class Host:
         self._admin = admin
         self._lock_fd = lock_fd
         self._stop_wanted = stop_wanted
-        self._forgets = False  # the state on disk goes too
         self._is_stopping = False
         self._supervision: list[asyncio.Future[None]] = []
         self._port = port
@@ -367,43 +419,49 @@ class Host:
         port.on(DescribeEnd, self._describe_end)
 
     async def start(self, *, starts_over: bool) -> None:
-        """Return once this host answers HTTP with its route table; else StartError."""
-        settings, begun_at = self._settings, time.monotonic()
-        self._port.loop.keep_beating(Pulse(), settings.silence_timeout_s)
+        """Return once this host answers HTTP with its route table, or is to stop; StartError."""
+        self._port.loop.keep_beating(Pulse(), self._settings.silence_timeout_s)
         if starts_over:
             self._supervise()
         elif self._grpc.is_wanted:
             await self._grpc.ensure()
-        while not await self._port.answers():
-            if time.monotonic() - begun_at > READY_TIMEOUT_S:
-                raise StartError("the actor system's admin does not answer; see logs/host.log")
-            await asyncio.sleep(READY_POLL_S)
-        self._membership.begin()
-        waits: dict[str, float] = {}  # for what, and since when
-        told = ""
-        while lacks := await self._lacks():
-            now = time.monotonic()
-            waits.setdefault(lacks, now)
-            waited_s = now - max(waits.values())  # what is lacked again is no progress
-            if not starts_over:
-                self._check_progress(now - begun_at)
-            if waited_s > READY_TIMEOUT_S:
-                raise StartError(
-                    f"{url_of(settings)}/-/healthz does not answer 200: after "
-                    f"{now - begun_at:.0f} s this host still waits for {lacks}"
-                )
-            if waited_s > TELL_AFTER_S and told != lacks:
-                told = lacks
-                notify_starter(lacks, is_over=False)
-            await asyncio.sleep(READY_POLL_S)
-        if not starts_over:
+        await self._wait_while(self._lacks_admin, may_fail=not starts_over)
+        with stops_blocked():  # from the thread that looks who leads, as in loop_of_host()
+            self._membership.begin()
+        await self._wait_while(self._lacks, may_fail=not starts_over)
+        if not starts_over and not self._stop_wanted.is_set():
             self._supervise()
         self._report()  # now with the front's workers
+
+    async def _wait_while(self, lack: Callable[[], Awaitable[str]], *, may_fail: bool) -> None:
+        """Return once nothing is lacking, or a stop is wanted and there is no progress; StartError.
+
+        Where the start ``may_fail``, it does once waiting is no use.
+        """
+        begun_at = progress_at = time.monotonic()
+        seen: set[str] = set()
+        while lacks := await lack():
+            now = time.monotonic()
+            if lacks not in seen:  # what is lacked again is no progress
+                seen.add(lacks)
+                progress_at = now
+                tell_starter(lacks)
+            if now - progress_at > HEAR_AFTER_S and self._stop_wanted.is_set():
+                return
+            if may_fail:
+                self._check_progress(now - begun_at)
+            if now - progress_at > READY_TIMEOUT_S:
+                raise StartError(f"after {now - begun_at:.0f} s this host still waits for {lacks}")
+            await asyncio.sleep(READY_POLL_S)
+
+    async def _lacks_admin(self) -> str:
+        is_there = await self._port.answers()
+        return "" if is_there else "an answer of the actor system's admin (logs/host.log)"
 
     async def _lacks(self) -> str:
         """Return what this host waits for until it answers HTTP; "" where it does."""
         controller = self._membership.controller
-        if not self._is_in_cluster():
+        if not self.is_in_cluster():
             return f"the controller of {self._membership.others}"
         if not self._grpc.is_ready:
             return "the gRPC server (logs/grpc.log)"
@@ -413,12 +471,14 @@ class Host:
             return "the HTTP front's workers (logs/front.log)"
         if controller.found is None:
             return "the controller (logs/controller.log)"
-        return "the controller's tables (logs/controller.log, logs/proxy.log)"
+        page = f"{url_of(self._settings)}/-/healthz"
+        return f"the controller's tables (logs/controller.log, logs/proxy.log): {page} is not 200"
 
     def _report(self) -> None:
         self._port.loop.guarded(self._membership.report)
 
-    def _is_in_cluster(self) -> bool:
+    def is_in_cluster(self) -> bool:
+        """Return whether this host has joined the others, if there are any."""
         is_alone = not (self._settings.gates or self._settings.may_lead)
         return is_alone or self._membership.has_joined
 
@@ -429,7 +489,7 @@ class Host:
         if self._grpc.is_wanted and self._grpc.pid is None:
             raise StartError(f"the gRPC server ended: {self._last_line('grpc')}")
         reason, lasts = self._membership.obstacle()
-        if reason and not self._is_in_cluster() and (lasts or passed_s > JOIN_TIMEOUT_S):
+        if reason and not self.is_in_cluster() and (lasts or passed_s > JOIN_TIMEOUT_S):
             raise StartError(reason)
 
     def _last_line(self, log: str) -> str:
@@ -471,8 +531,13 @@ class Host:
             if not trouble:
                 logger.error("what runs is left alone until there can be a controller: %s", found)
             trouble = found
-            await asyncio.sleep(DISK_RETRY_S)
-        start_over(self._records, self._front, self._lock_fd, self._stop_wanted)
+            await asyncio.sleep(RETRY_S)
+        while True:
+            try:
+                start_over(self._records, self._front, self._lock_fd, self._stop_wanted)
+            except OSError as error:  # there is no memory, say; nothing else would try again
+                logger.error("the host process cannot become a new one yet: %s", error)  # noqa: TRY400
+                await asyncio.sleep(RETRY_S)
 
     async def _end_of(self, process: Process) -> None:
         ended = asyncio.Event()
@@ -545,7 +610,7 @@ class Host:
 
     def _stop_as_ordered(self, message: StopHost, sender: Address) -> None:
         if self._membership.obeys(message.epoch, sender):
-            self._forgets = message.forget
+            self._stop_wanted.forgets = message.forget
             self._stop_wanted.set()
 
     def _describe_end(self, message: DescribeEnd, sender: Address) -> None:
@@ -562,7 +627,7 @@ class Host:
         self._is_stopping = True
         for task in self._supervision:
             task.cancel()
-        settings, forget = self._settings, self._forgets
+        settings, forget = self._settings, self._stop_wanted.forgets
         await self._membership.ask()  # for the limits of what was deployed last
         longest_s = draining.drain_s(settings)
         limit_s = draining.finish_s(longest_s)

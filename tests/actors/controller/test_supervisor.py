@@ -263,11 +263,13 @@ def test_what_a_replica_had_said_goes_before_its_exit_code_but_not_before_the_ke
     assert ending.described() == [("proxy", "by proxy", message)]
 
 
-def test_proxies_hear_at_once_of_a_replica_that_has_said_itself_why_it_ends():
+def test_proxies_hear_at_once_of_a_replica_that_has_said_itself_why_it_ends(caplog):
+    caplog.set_level("INFO")
     ending = Ending("exit code 0", "out of memory: it has 90 MiB")
     ending.ask("proxy")
     ending.loop.end(ending.process)
     assert ending.described() == [("proxy", "by proxy", "out of memory: it has 90 MiB")]
+    assert caplog.messages[-1].endswith("(pid 7) is gone: out of memory: it has 90 MiB")
 
 
 def test_of_a_replica_that_is_not_known_proxies_hear_nothing():
