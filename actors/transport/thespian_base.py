@@ -46,6 +46,7 @@ import sys
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
+from importlib import import_module
 from typing import Any, ClassVar, NoReturn
 
 from thespian.actors import (
@@ -676,6 +677,9 @@ def go_on() -> None:
     """Be the actor that :func:`hand_over` has described; returns when it has ended."""
     with open(int(sys.argv.pop()), "rb") as file:
         arguments = pickle.load(file)
+    # Before Thespian has a root logger of its own, which takes no handlers: what is imported first
+    # knows Python's, and puts it back.
+    import_module(arguments[0].rpartition(".")[0])
     startChild(*arguments)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import shutil
 import signal
@@ -60,6 +61,7 @@ class Parrot:
         import parrot  # type: ignore[import-not-found]  # noqa: PLC0415  # of its environment
 
         self.word = parrot.WORD
+        logging.getLogger().addHandler(logging.NullHandler())  # which Thespian's root refuses
 
     def __call__(self) -> dict[str, Any]:
         import typing_extensions  # noqa: PLC0415  # of its environment, or the host's
