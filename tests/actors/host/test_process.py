@@ -19,7 +19,7 @@ import pytest
 from greenroom import serve
 from greenroom.actors.host import launcher, process
 from greenroom.actors.messages.queries import Process
-from greenroom.actors.runtime.records import HOST_ROLE, RunRecords, is_ready
+from greenroom.actors.runtime.records import ADMIN_ROLE, HOST_ROLE, RunRecords, is_ready
 from greenroom.actors.runtime.settings import read_settings
 from greenroom.core.errors import StartError
 from greenroom.persistence.locations import location_at
@@ -353,6 +353,27 @@ def test_a_start_whose_starter_ends_comes_up_whole(tmp_path, number):
         starter.kill()
         starter.wait()
         running.stop()
+
+
+@pytest.mark.slow
+def test_a_stop_during_a_start_that_waits_ends_all_that_there_is(tmp_path):
+    with running_system(tmp_path / "state") as running:
+        os.kill(running.pid_of(ADMIN_ROLE), signal.SIGSTOP)
+        os.kill(running.pid_of(HOST_ROLE), signal.SIGKILL)
+        starter = subprocess.Popen(
+            [sys.executable, "-m", "greenroom.serve.cli.main", "start"],
+            env={**os.environ, **running.environ},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        with starter:
+            assert starter.stderr is not None
+            assert any("an answer of the actor system's admin" in line for line in starter.stderr)
+            pids = running.pids()
+            os.kill(running.pid_of(HOST_ROLE), signal.SIGTERM)
+            assert "the host process was told to stop" in starter.stderr.read()
+        wait_until(lambda: not any(alive(pid) for _, pid in pids), 20, "the end of all processes")
+        assert running.pids() == []
 
 
 class Starter:
