@@ -248,11 +248,16 @@ class Router:
         return self.state.taken()
 
     def _abandon(self, original: Ticket, now: float) -> None:
-        """Drop a query with its mirrored queries: a stream may have no end of its own."""
+        """Drop a query with its mirrored queries."""
         if original.state is ANSWERED and original.replica is not None:
             self.delivered(original.replica, (original.number,))  # or not: nobody waits for it
             return
-        for each in (original, *original.mirrored):
+        self.state.drop(original, CANCELLED_STATUS, now)
+        self._drop_mirrored(original, now)
+
+    def _drop_mirrored(self, original: Ticket, now: float) -> None:
+        """Drop its mirrored queries: a stream may have no end of its own."""
+        for each in original.mirrored:
             self.state.drop(each, CANCELLED_STATUS, now)
 
     def expire(self, now: float) -> Effects:
@@ -313,6 +318,8 @@ class Router:
                 self._judge(backend, ticket, status, now)
             if ticket.caller is None or ticket.state is DROPPED or not is_awaited:
                 state.end(ticket, ticket.status or status, now)
+                if ticket.begun and not is_awaited:  # stopped by its caller, who is yet to say so
+                    self._drop_mirrored(ticket, now)
                 continue
             ticket.become(ANSWERED)
             ticket.status = status

@@ -233,6 +233,15 @@ def test_mirrored_queries_are_dropped_with_an_original_that_is_not_wanted(how: s
     assert ends(made.finished("s1", [(number, 499)], 2.0)) == [("s", 499, True)]
 
 
+def test_they_are_dropped_too_where_the_replica_tells_of_the_end_before_the_caller() -> None:
+    made = shadowed(backend("r1"), backend("s1", tag="s"))
+    number = submit(made, 1)[0].ticket.number
+    made.begun("r1", [number], 0.5)
+    told = made.answered("r1", [(number, 499)], 1.0, is_awaited=False)
+    assert [e.replica for e in only(Cancel, told)] == ["s1"]
+    assert made.cancel("c", 1, 1.0) == []
+
+
 def test_a_mirrored_query_past_its_time_is_cancelled_and_no_caller_hears() -> None:
     made = shadowed(backend("r1"), backend("s1", tag="s", limit=1, request_timeout_s=5.0))
     effects = submit(made, 1, 2)
