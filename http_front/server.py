@@ -15,7 +15,6 @@ import gc
 import logging
 import math
 import os
-import signal
 import sys
 from collections.abc import Callable
 from importlib import import_module
@@ -30,7 +29,7 @@ from greenroom.actors.runtime.actor import keep_freed_memory
 from greenroom.actors.runtime.http_port import lend
 from greenroom.actors.runtime.liveness import Pulse
 from greenroom.actors.runtime.logs import LineFormatter
-from greenroom.actors.runtime.processes import raise_limit
+from greenroom.actors.runtime.processes import blocked, raise_limit
 from greenroom.actors.runtime.records import FRONT_ROLE, WORKER_ROLE, show_title
 from greenroom.actors.runtime.settings import HostSettings, read_settings
 from greenroom.core.errors import InvalidRequestError
@@ -76,11 +75,8 @@ class FrontArbiter(Arbiter):  # type: ignore[misc]  # gunicorn ships no types
 
     def spawn_worker(self) -> Any:
         """Start a worker. Signals to it wait until it has handlers of its own, not this one's."""
-        signal.pthread_sigmask(signal.SIG_BLOCK, Worker.SIGNALS)
-        try:
+        with blocked(Worker.SIGNALS):
             return super().spawn_worker()
-        finally:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, Worker.SIGNALS)
 
     def stop(self, graceful: bool = True) -> None:
         """Wait for the workers to drain."""

@@ -33,7 +33,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NoReturn
@@ -61,6 +61,7 @@ from greenroom.actors.runtime.logs import (
 )
 from greenroom.actors.runtime.port import Port
 from greenroom.actors.runtime.processes import (
+    blocked,
     child_pids,
     describe_process,
     identify,
@@ -358,22 +359,12 @@ def start_over(
         os.set_inheritable(fd, True)
         os.environ[variable] = str(fd)
     records.kill(spare=_KEPT)
-    with stops_blocked():
+    with blocked(STOPS):
         if stop_wanted.is_set():
             signal.raise_signal(signal.SIGTERM)
         if stop_wanted.forgets:
             os.environ[_FORGETS] = "1"
         os.execv(sys.executable, [sys.executable, "-c", forking.PROGRAM, _ENTRY])
-
-
-@contextlib.contextmanager
-def stops_blocked() -> Iterator[None]:
-    """Keep STOPS from this thread meanwhile, and for ever from those that it starts."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
 
 
 def loop_of_host() -> asyncio.AbstractEventLoop:
@@ -426,7 +417,7 @@ class Host:
         elif self._grpc.is_wanted:
             await self._grpc.ensure()
         await self._wait_while(self._lacks_admin, may_fail=not starts_over)
-        with stops_blocked():  # from the thread that looks who leads, as in loop_of_host()
+        with blocked(STOPS):  # from the thread that looks who leads, as in loop_of_host()
             self._membership.begin()
         await self._wait_while(self._lacks, may_fail=not starts_over)
         if not starts_over and not self._stop_wanted.is_set():

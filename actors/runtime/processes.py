@@ -14,7 +14,7 @@ import resource
 import secrets
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from greenroom.actors.messages.queries import Process
@@ -122,6 +122,17 @@ def open_pidfd(process: Process) -> int | None:
         return fd
     os.close(fd)
     return None
+
+
+@contextlib.contextmanager
+def blocked(signals: Iterable[int]) -> Iterator[None]:
+    """Keep signals from this thread meanwhile, and from what it begins until that unblocks them."""
+    numbers = set(signals)
+    signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
 
 
 def send_signal(process: Process, number: int) -> bool:
