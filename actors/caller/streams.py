@@ -152,17 +152,17 @@ class Sender:
         Where it is cancelled, what has begun to leave leaves whole, before whatever is sent next.
         """
         is_small = ends == MORE and len(data) < MAX_JOINED
-        is_next = self._rest is None and not self._sending.locked()
-        if is_small and is_next:
+        joins = is_small and self._rest is None and not self._sending.locked()
+        if joins:
             self._gather(data)
-        if not (is_small and is_next and self._window.is_open):
+        if not (joins and self._window.is_open):
             async with self._sending:
                 await self._send_rest()
                 if not is_small:
                     self.flush()
                     self._rest = pieces(self._query_id, data, ends)
                     await self._send_rest()
-                elif not is_next:
+                elif not joins:
                     self._gather(data)
                 await self._window.room()
         if monotonic() - self._yielded_at > YIELD_AFTER_S:

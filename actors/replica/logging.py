@@ -38,7 +38,6 @@ _PYTHONS = frozenset({*vars(logging.makeLogRecord({})), "message", "asctime", "t
 CANCELLED = 499
 
 _logs_queries = False
-_handler: ReplicaHandler | None = None
 
 
 def _context() -> dict[str, Any]:
@@ -173,6 +172,9 @@ class ReplicaHandler(_StreamHandler):
             super().handleError(record)
 
 
+_handler = ReplicaHandler()
+
+
 def our_logger() -> logging.Logger:
     """Return the logger of our own records, also where user code has silenced all that there are.
 
@@ -188,25 +190,24 @@ def configure(values: Mapping[str, Any] | None, tag: str) -> None:
 
     Without one, records of level INFO are lines of text, and queries that went well are not logged.
     """
-    global _handler, _logs_queries  # noqa: PLW0603  # one per process, as the loggers are
+    global _logs_queries  # noqa: PLW0603  # one per process, as the loggers are
     config = (
         LoggingConfig(enable_access_log=False) if values is None else LoggingConfig.read(values)
     )
     attributes = config.additional_log_standard_attrs
     is_json = config.encoding == "JSON"
     formatter = JsonFormatter(attributes) if is_json else TextFormatter(attributes)
-    _handler = handler = _handler or ReplicaHandler()
-    handler.write_to(_open(config.logs_dir, tag), formatter)
+    _handler.write_to(_open(config.logs_dir, tag), formatter)
     ours = our_logger()
     for logger in (logging.root, ours):
         logger.setLevel(config.level)
     ours.propagate = False
-    ours.addHandler(handler)
-    logging.lastResort = handler
+    ours.addHandler(_handler)
+    logging.lastResort = _handler
     if values is None:
-        logging.root.removeHandler(handler)
+        logging.root.removeHandler(_handler)
     else:
-        logging.root.addHandler(handler)
+        logging.root.addHandler(_handler)
     _logs_queries = config.enable_access_log
 
 

@@ -46,9 +46,9 @@ class Goals:
     def __init__(self, saved: Mapping[str, GoalRecord], changes: Changes, agenda: Agenda) -> None:
         # In the order in which they have ended, as far as it is known: see KEPT_ENDED.
         ordered = [saved[goal_id] for goal_id in sorted(saved, key=_made)]
-        self._last = int(max(saved, key=_made)[:-RANDOM] or "0", 16) if saved else 0
+        self._last = int(ordered[-1].id[:-RANDOM] or "0", 16) if ordered else 0
         self._agenda = agenda
-        self._goals = Records(GOAL, saved, changes)
+        self._goals = Records(GOAL, {goal.id: goal for goal in ordered}, changes)
         self._pending = {goal.subject: goal.id for goal in ordered if goal.state == PENDING}
         self._ended = dict.fromkeys(goal.id for goal in ordered if goal.state != PENDING)
         agenda.touch(GOAL, *self._pending.values())
@@ -79,7 +79,7 @@ class Goals:
 
     def all(self) -> list[GoalRecord]:
         """Return all goals that are kept, oldest first."""
-        return [self._goals[goal_id] for goal_id in sorted(self._goals, key=_made)]
+        return list(self._goals.values())
 
     def advance(self, goal: GoalRecord, now: Progress) -> None:
         """End a goal whose subject is done or has failed."""

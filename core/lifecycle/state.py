@@ -396,7 +396,7 @@ class State:
         removed, self._longest_drain_s = self.backends.pop(tag).record, None
         self.long_poll.publish(BACKEND_PREFIX + tag, None)
         del self._backends[tag]
-        self.code_use.hold(("backend", tag), ())
+        self.code_use.hold((BACKEND, tag), ())
         self._of_application[removed.application].discard(tag)
         if not self._of_application[removed.application]:
             del self._of_application[removed.application]
@@ -413,4 +413,4 @@ class State:
     def _count(self, record: BackendRecord) -> None:
         self._longest_drain_s = None
         self._of_application.setdefault(record.application, set()).add(record.tag)
-        self.code_use.hold(("backend", record.tag), releases.digests_of(*record.releases))
+        self.code_use.hold((BACKEND, record.tag), releases.digests_of(*record.releases))
